@@ -1,0 +1,1 @@
+"""Pure functions: numbers and randomness in, a distribution or a point out."""

@@ -1,0 +1,605 @@
+"""(n, d, epsilon, delta) -> Plan: what is known before any data are touched.
+
+The plan fixes everything that the mechanisms need: the number of groups m, the split of the
+budget, and the probability that the release succeeds under a reference model. It is computed
+from public numbers alone (docs/method.md, section 6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import ndtri
+
+from tukeyreg.errors import InvalidInput
+from tukeyreg.mechanisms.joint import JointParameters
+from tukeyreg.mechanisms.noise import IntegerNoise
+from tukeyreg.mechanisms.randomness import Floats
+from tukeyreg.mechanisms.sequential import (
+    ATOM,
+    SequentialParameters,
+    base_measure,
+    verdict_threshold,
+)
+from tukeyreg.privacy.budget import NEIGHBORING, Budget, largest_rho, largest_stage_epsilon
+from tukeyreg.privacy.composition import largest_stage_by_divergence
+
+__all__ = ["Plan", "plan"]
+
+METHODS = ("sequential", "joint")
+
+#: Share of the budget that pays for a private count of units.
+COUNT_SHARE = 0.01
+#: The noisy count is lowered so far that it exceeds the true one with at most this probability.
+COUNT_RISK = 1e-3
+
+#: Success probability at which adding groups stops, and below which a plan is not enough.
+SURE = 0.999
+ENOUGH = 0.95
+#: Who gives m may also want to see where a method begins to fail.
+ENOUGH_FOR_GIVEN_GROUPS = 0.5
+
+#: Units per group: at least this multiple of d, and where there are more, this one.
+FEWEST_ROWS_PER_COLUMN = {"sequential": 1.25, "joint": 2.0}
+AMPLE_ROWS_PER_COLUMN = 20
+MOST_EXTRA_GROUPS = 4
+
+_LARGEST_N_MODELS = 1 << 20
+#: Where the search for a sufficient number of groups gives up.
+_MOST_GROUPS_SOUGHT = 1 << 17
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit will do, decided from public numbers alone.
+
+    Attributes
+    ----------
+    method, neighboring : str
+    n_units : int or None
+        The number of units that the plan counts on (a lower bound of the true number); ``None``
+        where m is given and nothing is known of the number of units.
+    n_coefficients : int
+        d, the intercept included.
+    budget : Budget
+    accounting : str
+        How the parts of the budget are added up: ``"pure"``, ``"zCDP"``, ``"divergence"`` (the
+        adaptive sequence itself, Lemma 3) or ``"test and selection"`` (Theorem 1).
+    n_models : int
+        m, the number of groups.
+    parameters : SequentialParameters or JointParameters
+        The split of the budget among the mechanism's steps.
+    count : IntegerNoise or None
+        The noise of the private count of units, where one is taken.
+    success_probability : float
+        That the release is not refused, under the reference model.
+    noise_ratio : float
+        Expected privacy noise of a coefficient as a multiple of the statistical error of
+        non-private OLS on all rows, under the reference model.
+    enough : bool
+    advice : tuple of str
+        What would be enough, when it is not.
+    """
+
+    method: str
+    neighboring: str
+    n_units: int | None
+    n_coefficients: int
+    budget: Budget
+    accounting: str
+    n_models: int
+    parameters: SequentialParameters | JointParameters
+    count: IntegerNoise | None
+    success_probability: float
+    noise_ratio: float
+    enough: bool
+    advice: tuple[str, ...] = ()
+
+    @property
+    def units_per_group(self) -> float | None:
+        """Units in a group on average, where the number of units is known."""
+        return None if self.n_units is None else self.n_units / self.n_models
+
+    def split(self) -> dict[str, str]:
+        """The budget's parts in words."""
+        parts: dict[str, str] = {}
+        if self.count is not None:
+            parts["private count of units"] = _words(self.count)
+        if isinstance(self.parameters, JointParameters):
+            p = self.parameters
+            parts["safety test"] = f"epsilon = {p.test_epsilon:.4g}"
+            parts["selection"] = (
+                f"epsilon = {p.selection_epsilon:.4g}, depth at least {p.restriction_depth}"
+            )
+        else:
+            stages = f"{self.n_coefficients} stages" if self.n_coefficients > 1 else "1 stage"
+            parts[stages] = f"epsilon = {self.parameters.stage_epsilon:.4g} each"
+            parts["verdict"] = _words(self.parameters.verdict)
+        return parts
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The plan as rows of a table."""
+        success = f"{100 * self.success_probability:.2f} %"
+        if self.success_probability > 0.9999:
+            success = "more than 99.99 %"
+        units = "not used: m is given" if self.n_units is None else f"{self.n_units:,}"
+        per_group = "unknown" if self.units_per_group is None else f"{self.units_per_group:.1f}"
+        rows = [
+            ("method", self.method),
+            ("neighbouring data", self.neighboring),
+            ("budget", str(self.budget)),
+            ("units", units),
+            ("coefficients", f"{self.n_coefficients}"),
+            ("groups (m)", f"{self.n_models:,}"),
+            ("units per group", per_group),
+            *self.split().items(),
+            ("accounting", self.accounting),
+            ("success probability", success),
+            ("privacy noise / statistical error", f"{self.noise_ratio:.2g}"),
+            ("enough data", "yes" if self.enough else "no"),
+        ]
+        return rows + [("what would be enough", line) for line in self.advice]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self.rows())
+        return f"<table>{cells}</table>"
+
+
+def _words(noise: IntegerNoise) -> str:
+    name = "epsilon" if noise.law == "discrete Laplace" else "rho"
+    return f"{noise.law} noise of scale {noise.scale:.3g}, {name} = {noise.rate:.3g}"
+
+
+def plan(
+    n: int,
+    d: int,
+    epsilon: float,
+    delta: float,
+    *,
+    method: str = "sequential",
+    neighboring: str = "add-remove",
+    n_models: int | str = "auto",
+    split: str | None = None,
+    private_count: bool | None = None,
+) -> Plan:
+    """Plan a release of d coefficients from n units; no data are touched.
+
+    Parameters
+    ----------
+    n : int
+        Number of privacy units (rows, unless a unit has several).
+    d : int
+        Number of coefficients, the intercept included.
+    epsilon, delta : float
+    method : {"sequential", "joint"}
+    neighboring : {"add-remove", "replace-one"}
+    n_models : "auto" or int
+        The number of groups m.
+    split : None or "paper"
+        For ``joint``: ``"paper"`` halves epsilon and restricts to depth m/4.
+    private_count : bool, optional
+        Whether the fit will count its units privately. By default it does under
+        ``add-remove`` unless m is given.
+
+    Examples
+    --------
+    >>> print(plan(20_000, 9, 1.0, 1e-6))
+    method                             sequential
+    neighbouring data                  add-remove
+    budget                             (epsilon = 1, delta = 1e-06)
+    ...
+    enough data                        yes
+    >>> plan(1_000, 9, 1.0, 1e-6).enough
+    False
+    """
+    budget = Budget(epsilon, delta)
+    for name, value in (("n", n), ("d", d)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+            raise InvalidInput(f"{name} must be a positive integer, got {value!r}.")
+    check_choice("method", method, METHODS)
+    check_choice("neighboring", neighboring, NEIGHBORING)
+    check_n_models(n_models)
+    if private_count is None:
+        private_count = neighboring == "add-remove" and n_models == "auto"
+    design = Design(method, neighboring, budget, split, private_count)
+    lower = int(n)
+    if private_count:
+        lower = max(1, lower - count_margin(count_noise(design, int(d))))
+    return plan_units(lower, int(d), design, n_models)
+
+
+@dataclass(frozen=True)
+class Design:
+    """The choices of a plan that do not depend on the size of the data."""
+
+    method: str
+    neighboring: str
+    budget: Budget
+    split: str | None
+    private_count: bool
+
+    def __post_init__(self) -> None:
+        if self.split not in (None, "paper"):
+            raise InvalidInput(f"split must be None or 'paper', got {self.split!r}.")
+        if self.split == "paper" and self.method != "joint":
+            raise InvalidInput("split='paper' belongs to method='joint'. Nothing was spent.")
+        if self.method == "joint" and self.budget.delta == 0:
+            raise InvalidInput(
+                "method='joint' needs delta > 0: its safety test errs with probability delta. "
+                "Nothing was spent. Give a delta, or use method='sequential'."
+            )
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the choices, naming them."""
+    if value not in choices:
+        raise InvalidInput(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}. "
+            "Nothing was spent."
+        )
+
+
+def check_n_models(n_models: object) -> None:
+    """Refuse a number of groups that is neither "auto" nor an integer of at least 4."""
+    if isinstance(n_models, str) and n_models == "auto":
+        return
+    whole = isinstance(n_models, (int, np.integer)) and not isinstance(n_models, bool)
+    if not whole or not 4 <= n_models <= _LARGEST_N_MODELS:  # type: ignore[operator]
+        raise InvalidInput(
+            f"n_models must be 'auto' or an integer from 4 to {_LARGEST_N_MODELS}, "
+            f"got {n_models!r}. Nothing was spent."
+        )
+
+
+def count_noise(design: Design, d: int) -> IntegerNoise:
+    """The noise of the private count of units, in the currency of the design's accounting."""
+    if design.method == "joint":
+        return IntegerNoise("discrete Laplace", design.budget.epsilon * COUNT_SHARE)
+    noise = _sequential_split(design.budget, d, True)[2]
+    assert noise is not None
+    return noise
+
+
+def count_margin(noise: IntegerNoise) -> int:
+    """What is taken off a noisy count to make it a lower bound."""
+    return noise.quantile(COUNT_RISK)
+
+
+def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -> Plan:
+    """The plan for a lower bound of the number of units, or for given groups alone."""
+    model = _model(design, d)
+    most = _LARGEST_N_MODELS
+    if lower is not None:
+        most = int(lower / (FEWEST_ROWS_PER_COLUMN[design.method] * d))
+    if isinstance(n_models, str):
+        assert lower is not None
+        sure = model.fewest_groups(SURE)
+        ample = min(int(lower / (AMPLE_ROWS_PER_COLUMN * d)), MOST_EXTRA_GROUPS * sure)
+        m, needed = max(4, min(most, max(sure, ample))), ENOUGH
+    else:
+        m, needed = int(n_models), ENOUGH_FOR_GIVEN_GROUPS
+    success = model.success(m)
+    noise = model.noise(m)
+    result = Plan(
+        design.method,
+        design.neighboring,
+        lower,
+        d,
+        design.budget,
+        model.accounting,
+        m,
+        model.parameters(m),
+        model.count,
+        success,
+        noise if lower is None else _with_small_groups(noise, lower / m, d),
+        enough=m <= most and success >= needed,
+    )
+    return result if result.enough else replace(result, advice=_advice(lower, d, design, n_models))
+
+
+def _model(design: Design, d: int) -> _Sequential | _Joint:
+    if design.method == "sequential":
+        return _Sequential(design.budget, d, design.private_count)
+    return _Joint(design.budget, d, design.private_count, design.split)
+
+
+def _with_small_groups(noise: float, per_group: float, d: int) -> float:
+    """Noise in units of a group's error, as a multiple of the error of OLS on all rows."""
+    spare = per_group - d - 1
+    return noise * math.sqrt(per_group / spare) if spare > 0 else math.inf
+
+
+def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> tuple[str, ...]:
+    """What would be enough: more units (or groups), or more epsilon, or fewer columns."""
+    per_group = FEWEST_ROWS_PER_COLUMN[design.method]
+    target = ENOUGH if isinstance(n_models, str) else ENOUGH_FOR_GIVEN_GROUPS
+
+    def fewest(epsilon: float, columns: int) -> int:
+        budget = Budget(epsilon, design.budget.delta)
+        return _model(replace(design, budget=budget), columns).fewest_groups(target)
+
+    def enough(epsilon: float, columns: int) -> bool:
+        groups = fewest(epsilon, columns)
+        if groups == _LARGEST_N_MODELS:
+            return False
+        if not isinstance(n_models, str):
+            if groups > n_models:
+                return False
+            groups = n_models
+        return lower is None or math.ceil(groups * per_group * columns) < lower
+
+    epsilon, groups = design.budget.epsilon, fewest(design.budget.epsilon, d)
+    advice = []
+    if not isinstance(n_models, str):
+        if n_models < groups < _LARGEST_N_MODELS:
+            advice.append(f"{groups:,} groups")
+        groups = max(groups, n_models)
+    if (
+        lower is not None
+        and groups < _LARGEST_N_MODELS
+        and lower <= math.ceil(groups * per_group * d)
+    ):
+        advice.append(f"{math.ceil(groups * per_group * d) + 1:,} units")
+    factor = next((f for f in (1.5, 2, 3, 5, 10, 20, 50) if enough(f * epsilon, d)), None)
+    if factor:
+        advice.append(f"epsilon = {factor * epsilon:.3g}")
+    columns = _largest(lambda k: enough(epsilon, k), d - 1)
+    if columns:
+        advice.append(f"{columns} coefficients, the intercept included")
+    return tuple(advice)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest integer of 1 .. most for which a falling property holds, or 0."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fewest(success: Callable[[int], float], target: float) -> int:
+    """The fewest groups that succeed with the target probability, within one per cent."""
+    low, high = 3, 8
+    while success(high) < target:
+        low, high = high, 2 * high
+        if high > _MOST_GROUPS_SOUGHT:
+            return _LARGEST_N_MODELS
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        if success(middle) >= target:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@lru_cache(maxsize=512)
+def _normal_quantiles(m: int) -> Floats:
+    """m values on the quantiles of the standard normal law, exactly symmetric."""
+    lower = ndtri((np.arange(m // 2) + 0.5) / m)
+    values = np.concatenate([lower, np.zeros(m % 2), -lower[::-1]])
+    values.setflags(write=False)
+    return values
+
+
+# --- sequential -------------------------------------------------------------------------------
+
+#: Reference laws of the votes: centre, and spread relative to the centre.
+_REFERENCES = ((1e6, 1e-2), (1e-6, 1e-2), (1.0, 1e-2), (1e6, 10.0), (1e-6, 10.0), (1.0, 1.0))
+
+
+@lru_cache(maxsize=256)
+def _sequential_split(
+    budget: Budget, d: int, private_count: bool
+) -> tuple[str, SequentialParameters, IntegerNoise | None]:
+    """Accounting, parameters and count noise: whichever accounting gives stages the most."""
+    pure = _pure_split(budget, d, private_count)
+    rho = largest_rho(budget.epsilon, budget.delta)
+    if rho == 0:
+        return pure
+    verdict_rate = rho * (0.05 + 0.1 / d)
+    before = (rho * COUNT_SHARE,) if private_count else ()
+    # The pure epsilon sqrt(2 rate) has the cost `rate` in zCDP, so one function serves both.
+    noises = tuple(math.sqrt(2 * rate) * (1 + 1e-12) for rate in (*before, verdict_rate))
+    by_zcdp, accounting = largest_stage_epsilon(budget, d, noises)
+    stage = 0.0
+    if accounting == "zCDP":
+        stage = largest_stage_by_divergence(
+            budget.epsilon, budget.delta, d, before, (verdict_rate,), by_zcdp
+        )
+    if stage <= pure[1].stage_epsilon:
+        return pure
+    return (
+        "divergence" if stage > by_zcdp else "zCDP",
+        SequentialParameters(stage, IntegerNoise("discrete Gaussian", verdict_rate)),
+        IntegerNoise("discrete Gaussian", rho * COUNT_SHARE) if private_count else None,
+    )
+
+
+def _pure_split(
+    budget: Budget, d: int, private_count: bool
+) -> tuple[str, SequentialParameters, IntegerNoise | None]:
+    verdict = budget.epsilon * (0.05 + 0.15 / d)
+    count = budget.epsilon * COUNT_SHARE
+    steps = (verdict, count) if private_count else (verdict,)
+    stage, _ = largest_stage_epsilon(Budget(budget.epsilon, 0.0), d, steps)
+    return (
+        "pure",
+        SequentialParameters(stage, IntegerNoise("discrete Laplace", verdict)),
+        IntegerNoise("discrete Laplace", count) if private_count else None,
+    )
+
+
+class _Sequential:
+    """Success and noise of ``sequential`` under the reference laws: finite sums, no simulation."""
+
+    def __init__(self, budget: Budget, d: int, private_count: bool) -> None:
+        self._d = d
+        self.accounting, self._parameters, self.count = _sequential_split(budget, d, private_count)
+
+    def parameters(self, m: int) -> SequentialParameters:
+        return self._parameters
+
+    def success(self, m: int) -> float:
+        return _sequential_success(m, self._d, self._parameters)
+
+    def fewest_groups(self, target: float) -> int:
+        return _fewest_sequential(self._d, self._parameters, target)
+
+    def noise(self, m: int) -> float:
+        """Root mean square of the released quantile, in units of the error of all rows."""
+        depths = _reference_depths(m, self._parameters.stage_epsilon, 1.0, 1.0)
+        at = _normal_quantiles(m)[np.maximum(np.arange(len(depths)) - 1, 0)]
+        return math.sqrt(m * float(np.sum(depths * at**2)))
+
+
+@lru_cache(maxsize=256)
+def _fewest_sequential(d: int, parameters: SequentialParameters, target: float) -> int:
+    return _fewest(lambda m: _sequential_success(m, d, parameters), target)
+
+
+def _sequential_success(m: int, d: int, parameters: SequentialParameters) -> float:
+    """The least probability over the reference laws that the verdict releases."""
+    noise, chance = parameters.verdict.probabilities()
+    threshold = verdict_threshold(m, parameters.verdict)
+    worst = 1.0
+    for centre, spread in _REFERENCES:
+        depths = _reference_depths(m, parameters.stage_epsilon, centre, spread)
+        reached = np.append(np.cumsum(depths[::-1])[::-1], 0.0)  # P[depth >= k]
+        least = np.clip(threshold - noise, 0, len(reached) - 1)
+        worst = min(worst, float(np.sum(chance * np.minimum(reached[least], 1.0) ** d)))
+    return worst
+
+
+def _reference_depths(m: int, epsilon: float, centre: float, spread: float) -> Floats:
+    """Law of the depth of one stage when the votes lie on the quantiles of a normal law."""
+    votes = centre * (1 + spread * _normal_quantiles(m))
+    inner = np.sort(np.concatenate([votes, [-1.0, 0.0, 1.0]]))
+    low, high = np.concatenate([[-np.inf], inner]), np.concatenate([inner, [np.inf]])
+    kept = low < high
+    below = np.searchsorted(votes, low[kept], side="right")
+    depth = np.append(np.minimum(below, m - below), min(np.sum(votes <= 0), np.sum(votes >= 0)))
+    mass = np.append((1 - ATOM) * base_measure(low[kept], high[kept]), ATOM)
+    mass = mass * np.exp(epsilon / 2 * (depth - depth.max()))
+    return np.asarray(np.bincount(depth, mass) / mass.sum())
+
+
+# --- joint ------------------------------------------------------------------------------------
+
+_TEST_SHARES = (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+_DEPTH_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+
+
+class _Joint:
+    """Success and noise of ``joint`` when the models are Gaussian and lie on their quantiles."""
+
+    accounting = "test and selection"
+
+    def __init__(self, budget: Budget, d: int, private_count: bool, split: str | None) -> None:
+        self._d, self._split = d, split
+        self.count = None
+        epsilon = budget.epsilon
+        if private_count:
+            self.count = IntegerNoise("discrete Laplace", epsilon * COUNT_SHARE)
+            epsilon = _less(epsilon, self.count.rate)
+        self._budget = Budget(epsilon, budget.delta)
+
+    def parameters(self, m: int) -> JointParameters:
+        return _joint_best(m, self._d, self._budget, self._split)[0]
+
+    def success(self, m: int) -> float:
+        return _joint_best(m, self._d, self._budget, self._split)[1]
+
+    def noise(self, m: int) -> float:
+        return _joint_best(m, self._d, self._budget, self._split)[2]
+
+    def fewest_groups(self, target: float) -> int:
+        return _fewest_joint(self._d, self._budget, self._split, target)
+
+
+@lru_cache(maxsize=256)
+def _fewest_joint(d: int, budget: Budget, split: str | None, target: float) -> int:
+    return _fewest(lambda m: _joint_best(m, d, budget, split)[1], target)
+
+
+def _less(epsilon: float, part: float) -> float:
+    """epsilon - part, rounded down."""
+    return math.nextafter(epsilon - part, 0.0)
+
+
+@lru_cache(maxsize=512)
+def _joint_best(
+    m: int, d: int, budget: Budget, split: str | None
+) -> tuple[JointParameters, float, float]:
+    """Parameters, success and noise: the least noise among what is sure, else the surest."""
+    if split == "paper":
+        return _joint_candidate(m, d, budget, 0.5, 0.25)
+    candidates = [
+        _joint_candidate(m, d, budget, share, depth)
+        for share in _TEST_SHARES
+        for depth in _DEPTH_SHARES
+    ]
+    sure = [candidate for candidate in candidates if candidate[1] >= SURE]
+    if sure:
+        return min(sure, key=lambda candidate: candidate[2])
+    return max(candidates, key=lambda candidate: candidate[1])
+
+
+def _joint_candidate(
+    m: int, d: int, budget: Budget, share: float, depth: float
+) -> tuple[JointParameters, float, float]:
+    test = budget.epsilon * share
+    parameters = JointParameters(
+        test, _less(budget.epsilon, test), budget.delta, max(1, int(depth * m))
+    )
+    log_volume, log_mass = _gaussian_masses(m, d, parameters.selection_epsilon)
+    distance = _reference_distance(log_volume, log_mass, parameters)
+    success = _pass_probability(distance, test, budget.delta)
+    shells = log_mass[parameters.restriction_depth - 1 :]
+    weights = np.exp(shells - shells.max())
+    half_width = -_normal_quantiles(m)[parameters.restriction_depth - 1 : m // 2]
+    variance = float(np.sum(weights * half_width**2 / 3) / weights.sum())
+    return parameters, success, math.sqrt(m * variance)
+
+
+def _gaussian_masses(m: int, d: int, epsilon: float) -> tuple[Floats, Floats]:
+    """log V_p and log(W_p exp(epsilon p / 2)) for p = 1 .. m // 2."""
+    half_width = np.maximum(-_normal_quantiles(m)[: m // 2], 1e-12)
+    log_volume = d * np.log(2 * half_width)
+    deeper = np.append(log_volume[1:], -np.inf)
+    log_shell = log_volume + np.log(-np.expm1(np.minimum(deeper - log_volume, -1e-12)))
+    return log_volume, log_shell + epsilon / 2 * np.arange(1, m // 2 + 1)
+
+
+def _reference_distance(log_volume: Floats, log_mass: Floats, parameters: JointParameters) -> int:
+    t, epsilon = parameters.restriction_depth, parameters.selection_epsilon
+    deep = np.logaddexp.accumulate(log_mass[::-1])[::-1]
+    k = np.arange(0, min(t - 2, len(log_volume) - t) + 1)
+    if not k.size:
+        return -1
+    holds = log_volume[t - 2 - k] + epsilon * (t + 1 + k) / 2 <= (
+        math.log(parameters.delta) + deep[t + k - 1]
+    )
+    return int(np.argmin(holds)) - 1 if not holds.all() else int(k[-1])
+
+
+def _pass_probability(distance: int, epsilon: float, delta: float) -> float:
+    """P[k* + Z >= T] in floating point, for planning."""
+    q = math.exp(-epsilon)
+    threshold = max(0, math.ceil(-(math.log(delta) + math.log1p(q)) / epsilon - 1))
+    missing = threshold - distance
+    tail = q ** abs(missing) / (1 + q)
+    return tail if missing > 0 else 1 - q * tail

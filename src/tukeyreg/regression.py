@@ -1,0 +1,415 @@
+"""TukeyRegressor: the scikit-learn face of the library, and ``select`` for models of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from tukeyreg.errors import InvalidInput, NotEnoughData, ReleaseRefused
+from tukeyreg.grouping import even_partition, keyed_groups
+from tukeyreg.intake import TrainingRows, read_features, read_training
+from tukeyreg.mechanisms.noise import IntegerNoise
+from tukeyreg.mechanisms.randomness import Integers, Randomness
+from tukeyreg.mechanisms.select import release_vector, summaries_of_models
+from tukeyreg.privacy.budget import NEIGHBORING, Budget, Guarantee, epsilon_of_rho
+from tukeyreg.privacy.plan import (
+    METHODS,
+    Design,
+    Plan,
+    check_choice,
+    check_n_models,
+    count_margin,
+    count_noise,
+    plan_units,
+)
+from tukeyreg.release import Release, release_of
+from tukeyreg.summaries.memory import summarise
+
+__all__ = ["TukeyRegressor", "select"]
+
+_FITTED = ("coef_", "intercept_", "release_", "n_features_in_", "feature_names_in_", "schema_")
+
+
+class TukeyRegressor(RegressorMixin, BaseEstimator):
+    """Differentially private linear regression with no bounds and nothing to tune.
+
+    Units are split into m groups, each group fits ordinary least squares, and one model is
+    released from the m so that adding or removing one unit hardly changes its distribution.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The privacy budget. Both are required. ``delta=0`` gives pure differential privacy and
+        is possible with ``method="sequential"`` only.
+    method : {"sequential", "joint"}, default="sequential"
+        ``"sequential"`` is private back-substitution; ``"joint"`` is the paper's TukeyEM.
+    n_models : "auto" or int, default="auto"
+        The number of groups m.
+    neighboring : {"add-remove", "replace-one"}, default="add-remove"
+        What one unit may do: appear or disappear (the number of units is private), or have its
+        rows replaced by others (the number of units is public).
+    fit_intercept : bool, default=True
+    categories : mapping of column to levels, optional
+        The levels of categorical columns. They are public: they never come from the data. A
+        declared column is one-hot encoded with all its levels.
+    expected_units : int, optional
+        A public lower bound of the number of units, which saves the private count.
+    split : {None, "paper"}, default=None
+        For ``method="joint"``: ``"paper"`` halves epsilon and takes t = m/4.
+    random_state : int, RandomState or None, default=None
+        For tests and experiments only: a seed makes the release not private, and it says so.
+
+    Attributes
+    ----------
+    coef_ : array of shape (n_coefficients,)
+        One per design column; after one-hot encoding, where categories are declared.
+    intercept_ : float
+    release_ : Release
+        The model with its guarantee, for a reviewer.
+    n_features_in_ : int
+    feature_names_in_ : array of str
+        Where the features had names.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(20_000, 3))
+    >>> y = X @ [1.0, 2.0, 3.0] + rng.normal(size=20_000)
+    >>> model = TukeyRegressor(epsilon=1.0, delta=1e-6, random_state=0).fit(X, y)
+    >>> bool(np.allclose(model.coef_, [1, 2, 3], atol=0.2))
+    True
+    >>> print(model.release_.guarantee)
+    NOT PRIVATE: a random_state was given, so the noise is predictable
+
+    Notes
+    -----
+    Formal guarantee (Theorems 1 and 2 of docs/method.md): the released model, or the refusal,
+    is (epsilon, delta)-differentially private with respect to all rows of one privacy unit.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        method: str = "sequential",
+        n_models: str | int = "auto",
+        neighboring: str = "add-remove",
+        fit_intercept: bool = True,
+        categories: Mapping[Any, Sequence[Any]] | None = None,
+        expected_units: int | None = None,
+        split: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.method = method
+        self.n_models = n_models
+        self.neighboring = neighboring
+        self.fit_intercept = fit_intercept
+        self.categories = categories
+        self.expected_units = expected_units
+        self.split = split
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, privacy_unit: Any = None) -> Self:
+        """Spend the budget on a release.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (n_rows, n_features)
+            numpy, pandas, polars or Arrow. A row with a missing or non-finite value, or with a
+            value outside the declared levels, is dropped, silently and whatever other rows hold.
+        y : array of shape (n_rows,), or the name of a column of ``X``
+        privacy_unit : array of shape (n_rows,), or the name of a column of ``X``, optional
+            Whom each row belongs to; all rows of one unit are protected together. By default
+            each row is its own unit.
+
+        Raises
+        ------
+        InvalidInput
+            The call is wrong. Nothing was spent.
+        NotEnoughData
+            Too few units for this budget and so many columns. At most the share of the private
+            count was spent; the error says what.
+        ReleaseRefused
+            A private test refused. The whole budget is spent.
+        """
+        for name in _FITTED:  # a refused release must not leave an older model behind
+            self.__dict__.pop(name, None)
+        design = self._design()
+        rows = read_training(X, y, categories=self.categories, privacy_unit=privacy_unit)
+        randomness = Randomness(_seed(self.random_state))
+        # Overflow in one group is that group's own affair; a warning would tell of it.
+        with np.errstate(all="ignore"):
+            plan, source = self._plan(rows, design, randomness)
+            groups = _assign(rows, plan.n_models, design.neighboring, randomness)
+            summaries = summarise(
+                rows.design, rows.target, groups, plan.n_models, intercept=bool(self.fit_intercept)
+            )
+            vector = release_vector(summaries, plan.parameters, randomness)
+        if vector is None:
+            raise _refusal(plan)
+        unit = privacy_unit if isinstance(privacy_unit, str) else "privacy unit"
+        unit = "row" if privacy_unit is None else unit
+        self._keep(vector, rows, plan, source, unit, randomness.private)
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predictions of the released model; NaN for a row with a missing or undeclared value."""
+        check_is_fitted(self, "coef_")
+        design = read_features(X, self.schema_)
+        with np.errstate(all="ignore"):
+            return np.asarray(design @ self.coef_ + self.intercept_, dtype=np.float64)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        tags.input_tags.allow_nan = True
+        tags.regressor_tags.poor_score = True
+        return tags
+
+    def _design(self) -> Design:
+        """Everything about the call that can be wrong before the data are looked at."""
+        budget = Budget(self.epsilon, self.delta)  # type: ignore[arg-type]
+        check_choice("method", self.method, METHODS)
+        check_choice("neighboring", self.neighboring, NEIGHBORING)
+        check_n_models(self.n_models)
+        expected = self.expected_units
+        if expected is not None and (
+            isinstance(expected, bool)
+            or not isinstance(expected, (int, np.integer))
+            or expected < 1
+        ):
+            raise InvalidInput(
+                f"expected_units must be a positive integer, got {expected!r}. Nothing was spent."
+            )
+        if not isinstance(self.fit_intercept, (bool, np.bool_)):
+            raise InvalidInput(
+                f"fit_intercept must be True or False, got {self.fit_intercept!r}. "
+                "Nothing was spent."
+            )
+        counted = self.neighboring == "add-remove" and self.n_models == "auto" and expected is None
+        return Design(self.method, self.neighboring, budget, self.split, counted)
+
+    def _plan(self, rows: TrainingRows, design: Design, randomness: Randomness) -> tuple[Plan, str]:
+        """The plan, and where its number of units comes from."""
+        d = rows.schema.n_design + int(self.fit_intercept)
+        units, source, spent = self._units(rows, d, design, randomness)
+        plan = plan_units(units, d, design, self.n_models)
+        if not plan.enough:
+            raise _not_enough(plan, source, spent)
+        return plan, source
+
+    def _units(
+        self, rows: TrainingRows, d: int, design: Design, randomness: Randomness
+    ) -> tuple[int | None, str, IntegerNoise | None]:
+        """A lower bound of the number of units, where it comes from, and what it cost."""
+        if design.neighboring == "replace-one":
+            return rows.n_units, "public", None
+        if self.expected_units is not None:
+            return int(self.expected_units), "given by the caller", None
+        if not design.private_count:
+            return None, "not used", None
+        noise = count_noise(design, d)
+        lower = rows.n_valid_units + noise.sample(randomness) - count_margin(noise)
+        return max(1, lower), "noisy count", noise
+
+    def _keep(
+        self,
+        vector: NDArray[np.float64],
+        rows: TrainingRows,
+        plan: Plan,
+        source: str,
+        unit: str,
+        private: bool,
+    ) -> None:
+        names = rows.schema.design_names
+        guarantee = Guarantee(
+            plan.budget.epsilon, plan.budget.delta, plan.neighboring, unit, private
+        )
+        first = int(self.fit_intercept)
+        self.intercept_ = float(vector[0]) if first else 0.0
+        self.coef_ = vector[first:].copy()
+        self.release_ = release_of(
+            plan,
+            names,
+            tuple(self.coef_.tolist()),
+            self.intercept_ if first else None,
+            guarantee,
+            source,
+        )
+        self.schema_ = rows.schema
+        self.n_features_in_ = rows.schema.n_features_in
+        if rows.schema.feature_names_in is not None:
+            self.feature_names_in_ = rows.schema.feature_names_in
+
+
+def _seed(random_state: Any) -> int | None:
+    if random_state is None:
+        return None
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        return int(random_state)
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31))
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _assign(
+    rows: TrainingRows, n_groups: int, neighboring: str, randomness: Randomness
+) -> Integers:
+    """The group of every valid row (docs/method.md, section 2)."""
+    if neighboring == "replace-one":
+        # All input units take part, so that a unit whose rows become invalid moves no other.
+        partition = even_partition(rows.n_units, n_groups, randomness)
+        units = np.arange(rows.n_units) if rows.all_units is None else rows.all_units.codes
+        return partition[units[rows.kept]]
+    if rows.units is None:
+        return randomness.below(n_groups, len(rows.target))
+    return keyed_groups(rows.units.keys, n_groups, randomness.key())[rows.units.codes]
+
+
+def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoughData:
+    epsilon, delta = 0.0, 0.0
+    if spent is not None and spent.law == "discrete Laplace":
+        epsilon = spent.rate
+    elif spent is not None:
+        delta = plan.budget.delta
+        epsilon = epsilon_of_rho(spent.rate, delta)
+    cost = (
+        "Nothing was spent."
+        if spent is None
+        else f"Only the private count of units was spent: {Budget(epsilon, delta)}."
+    )
+    have = f"{plan.n_models:,} groups (n_models)"
+    if plan.n_units is not None:
+        have = f"{plan.n_units:,} units" + {
+            "noisy count": " (a private count, lowered by its margin)",
+            "given by the caller": " (expected_units)",
+            "public": "",
+        }[source]
+    advice = "; or ".join(plan.advice) or "a larger epsilon"
+    return NotEnoughData(
+        f"{plan.method} needs more than {have} for {plan.n_coefficients} coefficients at "
+        f"{plan.budget}. {cost} What would be enough: {advice}.",
+        plan,
+        epsilon,
+        delta,
+    )
+
+
+def _refusal(plan: Plan) -> ReleaseRefused:
+    test = "safety test" if plan.method == "joint" else "verdict"
+    hint = (
+        "method='sequential', which needs fewer groups and no safety test, or fewer columns"
+        if plan.method == "joint"
+        else "fewer columns, a larger epsilon, or a different number of groups (n_models)"
+    )
+    return ReleaseRefused(
+        f"The {test} refused: the groups' models do not agree closely enough to release one. "
+        f"The whole budget {plan.budget} is spent and there is no model. The plan put the "
+        f"probability of success at {100 * plan.success_probability:.1f} %. Running again "
+        f"spends the budget again. To try, with a new budget: {hint}.",
+        test,
+        plan.budget.epsilon,
+        plan.budget.delta,
+    )
+
+
+def select(
+    models: ArrayLike,
+    curvature: ArrayLike | None = None,
+    *,
+    epsilon: float,
+    delta: float,
+    method: str = "sequential",
+    split: str | None = None,
+    names: Sequence[str] | None = None,
+    random_state: Any = None,
+) -> Release:
+    """Release one vector from m model vectors that you trained on disjoint groups yourself.
+
+    The guarantee is for one model replaced by another. It is a guarantee for people if each
+    person's data went into one model, and each model was computed from its own data alone.
+
+    Parameters
+    ----------
+    models : array of shape (m, d)
+        What is not a number counts as 0; what is too large, as the largest number.
+    curvature : array of shape (m, d, d), optional
+        For ``sequential``: how sure each model is of its coefficients, e.g. the Fisher
+        information at its maximum-likelihood estimate. Without it coefficients are released
+        one by one, without regard to their correlation.
+    epsilon, delta : float
+    method : {"sequential", "joint"}
+    split : None or "paper"
+    names : sequence of str, optional
+    random_state : optional
+        For tests only; the release then says that it is not private.
+
+    Returns
+    -------
+    Release
+        With ``intercept=None``.
+
+    Raises
+    ------
+    NotEnoughData
+        If m is too small; nothing was spent.
+    ReleaseRefused
+        If a private test refused; the whole budget is spent.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(1)
+    >>> models = rng.normal([3.0, -1.0], 0.1, size=(800, 2))
+    >>> release = select(models, epsilon=1.0, delta=1e-6, random_state=0)
+    >>> [round(value, 1) for value in release.coefficients]
+    [3.0, -1.0]
+    """
+    vectors = _numbers("models", models, 2)
+    m, d = vectors.shape
+    matrices = None if curvature is None else _numbers("curvature", curvature, 3)
+    if matrices is not None and matrices.shape != (m, d, d):
+        raise InvalidInput(
+            f"curvature must have shape {(m, d, d)}, got {matrices.shape}. Nothing was spent."
+        )
+    check_choice("method", method, METHODS)
+    if names is not None and len(names) != d:
+        raise InvalidInput(f"{len(names)} names for {d} coefficients. Nothing was spent.")
+    design = Design(method, "replace-one", Budget(epsilon, delta), split, private_count=False)
+    if m < 4:
+        raise InvalidInput(f"at least 4 models are needed, got {m}. Nothing was spent.")
+    plan = plan_units(None, d, design, m)
+    if not plan.enough:
+        raise _not_enough(plan, "not used", None)
+    randomness = Randomness(_seed(random_state))
+    with np.errstate(all="ignore"):
+        summaries = summaries_of_models(vectors, matrices)
+        vector = release_vector(summaries, plan.parameters, randomness)
+    if vector is None:
+        raise _refusal(plan)
+    guarantee = Guarantee(
+        plan.budget.epsilon, plan.budget.delta, "replace-one-model", "model", randomness.private
+    )
+    labels = tuple(names) if names is not None else tuple(f"x{j}" for j in range(d))
+    return release_of(plan, labels, tuple(vector.tolist()), None, guarantee, "not used")
+
+
+def _numbers(name: str, values: ArrayLike, dimensions: int) -> NDArray[np.float64]:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} must be an array of numbers. Nothing was spent.") from None
+    if array.ndim != dimensions or 0 in array.shape:
+        raise InvalidInput(
+            f"{name} must have {dimensions} dimensions and no empty one, got shape "
+            f"{array.shape}. Nothing was spent."
+        )
+    return np.nan_to_num(array, nan=0.0)

@@ -1,0 +1,198 @@
+"""Which privacy unit each row belongs to.
+
+A unit is known by a canonical byte string which depends on nothing but its own identifier, so
+that a keyed hash of it is the same whoever else is in the data, and whichever library holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from tukeyreg._tables import Column
+
+__all__ = ["Units", "canonical_key", "identify"]
+
+_MISSING = -1
+# Two values of these types that are equal have the same canonical key.
+_PLAIN = frozenset({str, bytes, bool, int, float, type(None)})
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The unit of each valid row.
+
+    Attributes
+    ----------
+    codes : ndarray of int64
+        For each valid row the position of its unit in `keys`. The numbers themselves mean
+        nothing: they shift when rows come or go.
+    keys : list of bytes
+        The canonical key of each unit, see :func:`canonical_key`.
+    """
+
+    codes: npt.NDArray[np.int64]
+    keys: list[bytes]
+
+    def of_rows(self, kept: npt.NDArray[np.bool_]) -> Units:
+        """Only the rows in `kept`, and only the units that they have.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> units = Units(np.array([0, 1, 1]), [b"i7", b"i8"])
+        >>> units.of_rows(np.array([False, True, True])).keys
+        [b'i8']
+        """
+        codes = self.codes[kept]
+        present = np.zeros(len(self.keys), dtype=bool)
+        present[codes] = True
+        renumbered = np.cumsum(present, dtype=np.int64) - 1
+        return Units(
+            renumbered[codes], [key for key, has in zip(self.keys, present, strict=True) if has]
+        )
+
+
+def identify(column: Column) -> tuple[Units, npt.NDArray[np.bool_]]:
+    """Read identifiers: the units, and which rows have one.
+
+    A row whose identifier is missing, or is of no type that :func:`canonical_key` knows, has no
+    unit (its code is -1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tukeyreg._tables import ArrayColumn
+    >>> units, known = identify(ArrayColumn(np.array(["a", None, "a", 2.0], dtype=object)))
+    >>> units.codes.tolist(), units.keys, known.tolist()
+    ([0, -1, 0, 1], [b'sa', b'i2'], [True, False, True, True])
+    """
+    present, values = column.moments() if column.kind == "datetime" else column.values()
+    index, keys_found = _distinct_keys(values)
+    position: dict[bytes, int] = {}
+    codes_of_distinct = np.array(
+        [
+            _MISSING if key is None else position.setdefault(key, len(position))
+            for key in keys_found
+        ],
+        dtype=np.int64,
+    )
+    codes = np.full(len(column), _MISSING, dtype=np.int64)
+    codes[present] = codes_of_distinct[index]
+    return Units(codes, list(position)), codes != _MISSING
+
+
+def _distinct_keys(
+    values: list[Any] | npt.NDArray[Any],
+) -> tuple[npt.NDArray[np.intp], list[bytes | None]]:
+    """For each value the position of its key in a short list of keys."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        moments, index = np.unique(values, return_inverse=True)
+        return index, [canonical_key(moment) for moment in moments]
+    types = set(map(type, values))
+    if types <= _PLAIN or types == {date}:
+        index, distinct = _positions(values)
+        return index, [canonical_key(value) for value in distinct]
+    return _positions([canonical_key(value) for value in values])
+
+
+def _positions(values: Iterable[Any]) -> tuple[npt.NDArray[np.intp], list[Any]]:
+    values = list(values)
+    position = {value: at for at, value in enumerate(dict.fromkeys(values))}
+    index = np.fromiter(map(position.__getitem__, values), dtype=np.intp, count=len(values))
+    return index, list(position)
+
+
+def canonical_key(identifier: Any) -> bytes | None:
+    """Spell an identifier in bytes, the same for equal identifiers of any library.
+
+    ======================  =====================================================
+    identifier              key
+    ======================  =====================================================
+    text                    ``s`` and its UTF-8
+    bytes                   ``b`` and themselves
+    integer, boolean        ``i`` and its decimal digits
+    float, decimal          as an integer if it is whole, otherwise ``f`` and its
+                            shortest spelling
+    date, date and time     ``d`` and its ISO format in UTC; midnight is the date
+    UUID                    as its text
+    ======================  =====================================================
+
+    Anything else, NaN and what cannot be spelled give None: no identifier.
+
+    Examples
+    --------
+    >>> canonical_key("Müller"), canonical_key(12), canonical_key(12.0), canonical_key(0.5)
+    (b'sM\\xc3\\xbcller', b'i12', b'i12', b'f0.5')
+    """
+    try:
+        return _spell(identifier)
+    except (ValueError, OverflowError):  # an integer of 5000 digits, a date out of the calendar
+        return None
+
+
+def _spell(value: Any) -> bytes | None:
+    match value:
+        case str():
+            return b"s" + value.encode("utf-8", "surrogatepass")
+        case bytes():
+            return b"b" + value
+        case np.datetime64():
+            return None if np.isnat(value) else _spell_moment(_iso_format(value))
+        case int() | np.integer() | np.bool_():
+            return b"i%d" % int(value)
+        case float() | np.floating():
+            return _spell_float(float(value))
+        case Decimal():
+            return _spell_decimal(value)
+        case datetime():
+            return None if value != value else _spell_moment(_in_utc(value).isoformat())
+        case date():
+            return b"d" + value.isoformat().encode()
+        case UUID():
+            return b"s" + str(value).encode()
+    return None
+
+
+def _spell_float(value: float) -> bytes | None:
+    if value != value:
+        return None
+    return b"i%d" % int(value) if value.is_integer() else b"f" + repr(value).encode()
+
+
+def _spell_decimal(value: Decimal) -> bytes | None:
+    if not value.is_finite() or abs(value.adjusted()) > 1000:  # 1E+999999999 fills the memory
+        return None
+    digits = f"{value:f}"
+    if "." in digits:
+        digits = digits.rstrip("0").rstrip(".")
+    if "." in digits:
+        return b"f" + digits.encode()
+    return b"i%d" % int(digits)
+
+
+def _in_utc(value: datetime) -> datetime:
+    return value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+
+
+def _iso_format(value: np.datetime64) -> str:
+    unit = np.datetime_data(value.dtype)[0]
+    if unit in {"Y", "M", "W"}:
+        return str(value.astype("M8[D]"))
+    return str(value.astype("M8[s]") if unit in {"h", "m"} else value)
+
+
+def _spell_moment(iso: str) -> bytes:
+    """Spell seconds as Python's isoformat does, and midnight as the date."""
+    whole, _, fraction = iso.partition(".")
+    fraction = fraction.rstrip("0")
+    if fraction:
+        return b"d" + f"{whole}.{fraction.ljust(6 if len(fraction) <= 6 else 9, '0')}".encode()
+    return b"d" + whole.removesuffix("T00:00:00").encode()
