@@ -289,11 +289,14 @@ def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoug
     )
     have = f"{plan.n_models:,} groups (n_models)"
     if plan.n_units is not None:
-        have = f"{plan.n_units:,} units" + {
-            "noisy count": " (a private count, lowered by its margin)",
-            "given by the caller": " (expected_units)",
-            "public": "",
-        }[source]
+        have = (
+            f"{plan.n_units:,} units"
+            + {
+                "noisy count": " (a private count, lowered by its margin)",
+                "given by the caller": " (expected_units)",
+                "public": "",
+            }[source]
+        )
     advice = "; or ".join(plan.advice) or "a larger epsilon"
     return NotEnoughData(
         f"{plan.method} needs more than {have} for {plan.n_coefficients} coefficients at "

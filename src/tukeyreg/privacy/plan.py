@@ -43,12 +43,23 @@ ENOUGH = 0.95
 #: Who gives m may also want to see where a method begins to fail.
 ENOUGH_FOR_GIVEN_GROUPS = 0.5
 
-#: Units per group: at least this multiple of d, and where there are more, this one.
-FEWEST_ROWS_PER_COLUMN = {"sequential": 1.25, "joint": 2.0}
+#: Units per group beyond which groups are added rather than enlarged, per coefficient.
 AMPLE_ROWS_PER_COLUMN = 20
 MOST_EXTRA_GROUPS = 4
 
 _LARGEST_N_MODELS = 1 << 20
+
+
+def fewest_units_per_group(method: str, d: int) -> float:
+    """Below this the groups' own models are too poor (docs/decisions/0003)."""
+    return 1.2 * d + 1 if method == "sequential" else d + 3 * math.sqrt(d)
+
+
+def comfortable_units_per_group(method: str, d: int) -> float:
+    """What groups get where a few less of them still succeed."""
+    return d + 2 * math.sqrt(d) + 1 if method == "sequential" else d + 4 * math.sqrt(d)
+
+
 #: Where the search for a sufficient number of groups gives up.
 _MOST_GROUPS_SOUGHT = 1 << 17
 
@@ -279,12 +290,10 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
     model = _model(design, d)
     most = _LARGEST_N_MODELS
     if lower is not None:
-        most = int(lower / (FEWEST_ROWS_PER_COLUMN[design.method] * d))
+        most = int(lower / fewest_units_per_group(design.method, d))
     if isinstance(n_models, str):
         assert lower is not None
-        sure = model.fewest_groups(SURE)
-        ample = min(int(lower / (AMPLE_ROWS_PER_COLUMN * d)), MOST_EXTRA_GROUPS * sure)
-        m, needed = max(4, min(most, max(sure, ample))), ENOUGH
+        m, needed = max(4, min(most, _groups_for(lower, d, design.method, model))), ENOUGH
     else:
         m, needed = int(n_models), ENOUGH_FOR_GIVEN_GROUPS
     success = model.success(m)
@@ -306,6 +315,16 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
     return result if result.enough else replace(result, advice=_advice(lower, d, design, n_models))
 
 
+def _groups_for(units: int, d: int, method: str, model: _Sequential | _Joint) -> int:
+    """As many groups as make success sure; more where units abound, fewer where they are few."""
+    sure = model.fewest_groups(SURE)
+    ample = min(int(units / (AMPLE_ROWS_PER_COLUMN * d)), MOST_EXTRA_GROUPS * sure)
+    comfortable = int(units / comfortable_units_per_group(method, d))
+    if comfortable >= sure:
+        return max(sure, ample)
+    return max(comfortable, min(sure, model.fewest_groups(ENOUGH)))
+
+
 def _model(design: Design, d: int) -> _Sequential | _Joint:
     if design.method == "sequential":
         return _Sequential(design.budget, d, design.private_count)
@@ -320,7 +339,6 @@ def _with_small_groups(noise: float, per_group: float, d: int) -> float:
 
 def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> tuple[str, ...]:
     """What would be enough: more units (or groups), or more epsilon, or fewer columns."""
-    per_group = FEWEST_ROWS_PER_COLUMN[design.method]
     target = ENOUGH if isinstance(n_models, str) else ENOUGH_FOR_GIVEN_GROUPS
 
     def fewest(epsilon: float, columns: int) -> int:
@@ -335,7 +353,10 @@ def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> t
             if groups > n_models:
                 return False
             groups = n_models
-        return lower is None or math.ceil(groups * per_group * columns) < lower
+        return lower is None or needed(groups, columns) <= lower
+
+    def needed(groups: int, columns: int) -> int:
+        return math.ceil(groups * fewest_units_per_group(design.method, columns)) + 1
 
     epsilon, groups = design.budget.epsilon, fewest(design.budget.epsilon, d)
     advice = []
@@ -343,12 +364,9 @@ def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> t
         if n_models < groups < _LARGEST_N_MODELS:
             advice.append(f"{groups:,} groups")
         groups = max(groups, n_models)
-    if (
-        lower is not None
-        and groups < _LARGEST_N_MODELS
-        and lower <= math.ceil(groups * per_group * d)
-    ):
-        advice.append(f"{math.ceil(groups * per_group * d) + 1:,} units")
+    if lower is not None and groups < _LARGEST_N_MODELS and lower < needed(groups, d):
+        margin = count_margin(count_noise(design, d)) if design.private_count else 0
+        advice.append(f"{needed(groups, d) + margin:,} units")
     factor = next((f for f in (1.5, 2, 3, 5, 10, 20, 50) if enough(f * epsilon, d)), None)
     if factor:
         advice.append(f"epsilon = {factor * epsilon:.3g}")
