@@ -1,4 +1,4 @@
-"""Volumes by depth: against fractions and grid cells, and the certified bounds of their rounding."""
+"""Volumes by depth: against fractions and grid cells, with certified bounds of their rounding."""
 
 import itertools
 import math

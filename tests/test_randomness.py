@@ -323,7 +323,7 @@ def test_permutation_is_a_permutation():
 
 def test_permutations_are_equally_likely():
     randomness = Randomness(seed=17)
-    orders = {order: 0 for order in itertools.permutations(range(4))}
+    orders = dict.fromkeys(itertools.permutations(range(4)), 0)
     for _ in range(6000):
         orders[tuple(randomness.permutation(4).tolist())] += 1
     assert chi_square_p(list(orders.values()), np.full(24, 1 / 24)) > P_LIMIT
@@ -362,7 +362,7 @@ def test_tail_threshold_is_the_smallest(epsilon, delta):
 @pytest.mark.parametrize("near", [-1, 0, 1])
 def test_tail_threshold_next_to_equality(near):
     with localcontext(prec=80):
-        q = (-Decimal(0.7)).exp()
+        q = (-Decimal.from_float(0.7)).exp()
         delta = float(q**9 / (1 + q))
         for _ in range(abs(near)):
             delta = math.nextafter(delta, math.copysign(math.inf, near))

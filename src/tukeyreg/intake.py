@@ -373,7 +373,7 @@ def _check_unit(unit: _tables.Column) -> None:
 
 def _refuse_complex(column: _tables.Column) -> None:
     if column.kind == "complex":
-        raise InvalidInput("Complex data not supported")
+        raise InvalidInput("Complex data not supported.")
 
 
 def _check_names(names: tuple[str, ...] | None, schema: Schema) -> None:

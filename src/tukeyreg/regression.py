@@ -144,7 +144,10 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         for name in _FITTED:  # a refused release must not leave an older model behind
             self.__dict__.pop(name, None)
         design = self._design()
-        rows = read_training(X, y, categories=self.categories, privacy_unit=privacy_unit)
+        try:
+            rows = read_training(X, y, categories=self.categories, privacy_unit=privacy_unit)
+        except InvalidInput as error:
+            raise type(error)(f"{error} Nothing was spent.") from None
         randomness = Randomness(_seed(self.random_state))
         # Overflow in one group is that group's own affair; a warning would tell of it.
         with np.errstate(all="ignore"):
@@ -170,7 +173,7 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
+        tags.non_deterministic = self.random_state is None
         tags.input_tags.allow_nan = True
         tags.regressor_tags.poor_score = True
         return tags
@@ -290,7 +293,7 @@ def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoug
     have = f"{plan.n_models:,} groups (n_models)"
     if plan.n_units is not None:
         have = (
-            f"{plan.n_units:,} units"
+            f"{plan.n_units:,} unit{'s' if plan.n_units > 1 else ''}"
             + {
                 "noisy count": " (a private count, lowered by its margin)",
                 "given by the caller": " (expected_units)",
@@ -298,8 +301,9 @@ def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoug
             }[source]
         )
     advice = "; or ".join(plan.advice) or "a larger epsilon"
+    plural = "s" if plan.n_coefficients > 1 else ""
     return NotEnoughData(
-        f"{plan.method} needs more than {have} for {plan.n_coefficients} coefficients at "
+        f"{plan.method} needs more than {have} for {plan.n_coefficients} coefficient{plural} at "
         f"{plan.budget}. {cost} What would be enough: {advice}.",
         plan,
         epsilon,

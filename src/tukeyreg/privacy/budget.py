@@ -61,7 +61,10 @@ class Budget:
 
 def _real(name: str, value: object) -> float:
     if value is None:
-        raise InvalidInput(f"{name} is required: say how much privacy loss the release may cost.")
+        raise InvalidInput(
+            f"{name} is required: say how much privacy loss the release may cost. "
+            "Nothing was spent."
+        )
     if isinstance(value, (bool, str, bytes)):
         raise InvalidInput(f"{name} must be a number, got {value!r}. Nothing was spent.")
     try:

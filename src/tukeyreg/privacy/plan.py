@@ -48,6 +48,8 @@ AMPLE_ROWS_PER_COLUMN = 20
 MOST_EXTRA_GROUPS = 4
 
 _LARGEST_N_MODELS = 1 << 20
+#: A release needs some ten votes per unit of 1/epsilon, so this is far below any that works.
+SMALLEST_EPSILON = 1e-6
 
 
 def fewest_units_per_group(method: str, d: int) -> float:
@@ -240,9 +242,16 @@ class Design:
 
     def __post_init__(self) -> None:
         if self.split not in (None, "paper"):
-            raise InvalidInput(f"split must be None or 'paper', got {self.split!r}.")
+            raise InvalidInput(
+                f"split must be None or 'paper', got {self.split!r}. Nothing was spent."
+            )
         if self.split == "paper" and self.method != "joint":
             raise InvalidInput("split='paper' belongs to method='joint'. Nothing was spent.")
+        if self.budget.epsilon < SMALLEST_EPSILON:
+            raise InvalidInput(
+                f"epsilon must be at least {SMALLEST_EPSILON:g}, got {self.budget.epsilon!r}: "
+                "below it no number of units that can be planned for is enough. Nothing was spent."
+            )
         if self.method == "joint" and self.budget.delta == 0:
             raise InvalidInput(
                 "method='joint' needs delta > 0: its safety test errs with probability delta. "
@@ -372,7 +381,8 @@ def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> t
         advice.append(f"epsilon = {factor * epsilon:.3g}")
     columns = _largest(lambda k: enough(epsilon, k), d - 1)
     if columns:
-        advice.append(f"{columns} coefficients, the intercept included")
+        plural = "s" if columns > 1 else ""
+        advice.append(f"{columns} coefficient{plural}, the intercept included")
     return tuple(advice)
 
 
@@ -491,8 +501,10 @@ def _fewest_sequential(d: int, parameters: SequentialParameters, target: float) 
 
 def _sequential_success(m: int, d: int, parameters: SequentialParameters) -> float:
     """The least probability over the reference laws that the verdict releases."""
-    noise, chance = parameters.verdict.probabilities()
     threshold = verdict_threshold(m, parameters.verdict)
+    if threshold > m:  # the verdict's noise drowns every vote: below any success worth planning
+        return 0.0
+    noise, chance = parameters.verdict.probabilities()
     worst = 1.0
     for centre, spread in _REFERENCES:
         depths = _reference_depths(m, parameters.stage_epsilon, centre, spread)

@@ -37,7 +37,9 @@ class GroupSummaries:
         d = triangles.shape[1] - 1
         factors = np.ascontiguousarray(triangles[:, :d, :d])
         with np.errstate(over="ignore", invalid="ignore"):
-            lengths = np.sqrt(np.sum(factors**2, axis=1))
+            largest = np.max(np.abs(factors), axis=1)
+            scaled = factors / np.where(largest > 0, largest, 1.0)[:, None]
+            lengths = largest * np.sqrt(np.sum(scaled**2, axis=1))
         pivots = np.einsum("mjj->mj", factors)
         # `not above` also catches what is not a number
         pivots[~(np.abs(pivots) > PIVOT_TOLERANCE * lengths)] = 0.0
