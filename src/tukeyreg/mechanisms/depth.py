@@ -27,7 +27,9 @@ Integers = NDArray[np.int64]
 #: Relative error of one IEEE operation, rounded up.
 UNIT = 2.0**-52
 
-_NOTHING = -(2**40)
+#: The exponent of zero: so low that zero never sets the scale. Typed, because beside the 32-bit
+#: exponents of frexp a Python integer would be cut to 32 bits.
+_NOTHING = np.int64(-(2**40))
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Scaled:
     def of(cls, values: Floats) -> Scaled:
         """Doubles as scaled numbers, exactly."""
         mantissa, exponent = np.frexp(values)
-        return cls(mantissa, np.where(mantissa == 0, _NOTHING, exponent).astype(np.int64))
+        return cls(mantissa, np.where(mantissa == 0, _NOTHING, exponent))
 
     def __getitem__(self, item: Any) -> Scaled:
         return Scaled(self.mantissa[item], self.exponent[item])
