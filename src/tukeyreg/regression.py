@@ -222,7 +222,7 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
             return None, "not used", None
         noise = count_noise(design, d)
         lower = rows.n_valid_units + noise.sample(randomness) - count_margin(noise)
-        return max(1, lower), "noisy count", noise
+        return lower, "noisy count", noise
 
     def _keep(
         self,

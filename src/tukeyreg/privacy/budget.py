@@ -22,7 +22,8 @@ __all__ = [
     "delta_of_rho",
     "epsilon_of_rho",
     "largest_rho",
-    "largest_stage_epsilon",
+    "largest_stage_by_sum",
+    "largest_stage_by_zcdp",
 ]
 
 NEIGHBORING = ("add-remove", "replace-one")
@@ -192,34 +193,37 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return high
 
 
-def largest_stage_epsilon(
-    budget: Budget, stages: int, pure: tuple[float, ...] = ()
-) -> tuple[float, str]:
-    """The largest epsilon of each of ``stages`` bounded-range stages, beside pure-DP steps.
+def largest_stage_by_sum(epsilon: float, stages: int, steps: tuple[float, ...] = ()) -> float:
+    """The largest epsilon of each of ``stages`` stages beside pure-DP steps, in pure DP.
 
-    Theorem 2: in pure DP the stages cost ``stages * e`` and the steps their sum; in zCDP the
-    stages cost ``stages * e**2 / 8`` (bounded range; Cesar and Rogers 2021) and every pure step
-    ``p**2 / 2``. Whichever allows more is used, and named.
-
-    Returns
-    -------
-    epsilon : float
-        Rounded down; 0.0 when the pure steps alone exceed the budget.
-    accounting : str
-        ``"pure"`` or ``"zCDP"``.
+    Theorem 2: the stages cost ``stages`` times it, and the steps their sum. Rounded down; 0.0
+    when the steps alone use up epsilon.
 
     Examples
     --------
-    >>> largest_stage_epsilon(Budget(1.0, 0.0), 4)
-    (0.25, 'pure')
-    >>> largest_stage_epsilon(Budget(1.0, 1e-6), 10)[1]
-    'zCDP'
+    >>> largest_stage_by_sum(1.0, 4)
+    0.25
+    >>> largest_stage_by_sum(1.0, 4, (0.5,))
+    0.125
     """
-    by_sum = _down((Fraction(budget.epsilon) - sum(map(Fraction, pure), Fraction(0))) / stages)
-    rho = Fraction(largest_rho(budget.epsilon, budget.delta))
-    rho -= sum((Fraction(p) ** 2 / 2 for p in pure), Fraction(0))
-    by_rho = _sqrt_down(8 * rho / stages) if rho > 0 else 0.0
-    return (by_rho, "zCDP") if by_rho > by_sum else (by_sum, "pure")
+    return _down((Fraction(epsilon) - sum(map(Fraction, steps), Fraction(0))) / stages)
+
+
+def largest_stage_by_zcdp(rho: float, stages: int, steps: tuple[float, ...] = ()) -> float:
+    """The largest epsilon of each of ``stages`` bounded-range stages beside steps, in zCDP.
+
+    Theorem 2: a stage costs an eighth of its square (Cesar and Rogers 2021), and each step its
+    own rho. Rounded down; 0.0 when the steps alone use up rho.
+
+    Examples
+    --------
+    >>> largest_stage_by_zcdp(0.5, 4)
+    1.0
+    >>> largest_stage_by_zcdp(0.5, 4, (0.3, 0.2))
+    0.0
+    """
+    rest = Fraction(rho) - sum(map(Fraction, steps), Fraction(0))
+    return _sqrt_down(8 * rest / stages) if rest > 0 else 0.0
 
 
 def _down(value: Fraction) -> float:

@@ -25,7 +25,13 @@ from tukeyreg.mechanisms.sequential import (
     base_measure,
     verdict_threshold,
 )
-from tukeyreg.privacy.budget import NEIGHBORING, Budget, largest_rho, largest_stage_epsilon
+from tukeyreg.privacy.budget import (
+    NEIGHBORING,
+    Budget,
+    largest_rho,
+    largest_stage_by_sum,
+    largest_stage_by_zcdp,
+)
 from tukeyreg.privacy.composition import largest_stage_by_divergence
 
 __all__ = ["Plan", "plan"]
@@ -224,10 +230,8 @@ def plan(
     if private_count is None:
         private_count = neighboring == "add-remove" and n_models == "auto"
     design = Design(method, neighboring, budget, split, private_count)
-    lower = int(n)
-    if private_count:
-        lower = max(1, lower - count_margin(count_noise(design, int(d))))
-    return plan_units(lower, int(d), design, n_models)
+    margin = count_margin(count_noise(design, int(d))) if private_count else 0
+    return plan_units(int(n) - margin, int(d), design, n_models)
 
 
 @dataclass(frozen=True)
@@ -282,10 +286,8 @@ def check_n_models(n_models: object) -> None:
 
 def count_noise(design: Design, d: int) -> IntegerNoise:
     """The noise of the private count of units, in the currency of the design's accounting."""
-    if design.method == "joint":
-        return IntegerNoise("discrete Laplace", design.budget.epsilon * COUNT_SHARE)
-    noise = _sequential_split(design.budget, d, True)[2]
-    assert noise is not None
+    noise = _model(design, d).count
+    assert noise is not None, "this design takes no private count"
     return noise
 
 
@@ -295,14 +297,18 @@ def count_margin(noise: IntegerNoise) -> int:
 
 
 def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -> Plan:
-    """The plan for a lower bound of the number of units, or for given groups alone."""
+    """The plan for a lower bound of the number of units, or for given groups alone.
+
+    A lower bound that comes from a noisy count may be below 1, and then counts as 1.
+    """
     model = _model(design, d)
+    units = None if lower is None else max(1, lower)
     most = _LARGEST_N_MODELS
-    if lower is not None:
-        most = int(lower / fewest_units_per_group(design.method, d))
+    if units is not None:
+        most = int(units / fewest_units_per_group(design.method, d))
     if isinstance(n_models, str):
-        assert lower is not None
-        m, needed = max(4, min(most, _groups_for(lower, d, design.method, model))), ENOUGH
+        assert units is not None
+        m, needed = max(4, min(most, _groups_for(units, d, design.method, model))), ENOUGH
     else:
         m, needed = int(n_models), ENOUGH_FOR_GIVEN_GROUPS
     success = model.success(m)
@@ -310,7 +316,7 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
     result = Plan(
         design.method,
         design.neighboring,
-        lower,
+        units,
         d,
         design.budget,
         model.accounting,
@@ -318,7 +324,7 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
         model.parameters(m),
         model.count,
         success,
-        noise if lower is None else _with_small_groups(noise, lower / m, d),
+        noise if units is None else _with_small_groups(noise, units / m, d),
         enough=m <= most and success >= needed,
     )
     return result if result.enough else replace(result, advice=_advice(lower, d, design, n_models))
@@ -331,7 +337,10 @@ def _groups_for(units: int, d: int, method: str, model: _Sequential | _Joint) ->
     comfortable = int(units / comfortable_units_per_group(method, d))
     if comfortable >= sure:
         return max(sure, ample)
-    return max(comfortable, min(sure, model.fewest_groups(ENOUGH)))
+    fewest = min(sure, model.fewest_groups(ENOUGH))
+    # Where groups are few, one more can be the worse: the verdict's threshold is a whole number.
+    better = comfortable > fewest and model.success(comfortable) >= ENOUGH
+    return comfortable if better else fewest
 
 
 def _model(design: Design, d: int) -> _Sequential | _Joint:
@@ -346,36 +355,40 @@ def _with_small_groups(noise: float, per_group: float, d: int) -> float:
     return noise * math.sqrt(per_group / spare) if spare > 0 else math.inf
 
 
+def _units_for(groups: int, method: str, d: int, count: IntegerNoise | None) -> int:
+    """With so many units the groups are large enough, though a count is lowered by its margin."""
+    margin = 0 if count is None else count_margin(count)
+    return math.ceil(groups * fewest_units_per_group(method, d)) + 1 + margin
+
+
 def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> tuple[str, ...]:
     """What would be enough: more units (or groups), or more epsilon, or fewer columns."""
-    target = ENOUGH if isinstance(n_models, str) else ENOUGH_FOR_GIVEN_GROUPS
+    given = None if isinstance(n_models, str) else n_models
+    target = ENOUGH if given is None else ENOUGH_FOR_GIVEN_GROUPS
+    count = _model(design, d).count
+    # Another design counts with other noise, so what they have in common is n, not its bound.
+    n = lower if lower is None or count is None else lower + count_margin(count)
 
-    def fewest(epsilon: float, columns: int) -> int:
+    def fewest(epsilon: float, columns: int) -> tuple[int, int]:
+        """Groups, and units for them, that another epsilon or number of columns needs."""
         budget = Budget(epsilon, design.budget.delta)
-        return _model(replace(design, budget=budget), columns).fewest_groups(target)
+        model = _model(replace(design, budget=budget), columns)
+        groups = model.fewest_groups(target)
+        return groups, _units_for(max(groups, given or 0), design.method, columns, model.count)
 
     def enough(epsilon: float, columns: int) -> bool:
-        groups = fewest(epsilon, columns)
-        if groups == _LARGEST_N_MODELS:
-            return False
-        if not isinstance(n_models, str):
-            if groups > n_models:
-                return False
-            groups = n_models
-        return lower is None or needed(groups, columns) <= lower
+        groups, units = fewest(epsilon, columns)
+        most = _LARGEST_N_MODELS - 1 if given is None else given
+        return groups <= most and (n is None or units <= n)
 
-    def needed(groups: int, columns: int) -> int:
-        return math.ceil(groups * fewest_units_per_group(design.method, columns)) + 1
-
-    epsilon, groups = design.budget.epsilon, fewest(design.budget.epsilon, d)
-    advice = []
-    if not isinstance(n_models, str):
-        if n_models < groups < _LARGEST_N_MODELS:
-            advice.append(f"{groups:,} groups")
-        groups = max(groups, n_models)
-    if lower is not None and groups < _LARGEST_N_MODELS and lower < needed(groups, d):
-        margin = count_margin(count_noise(design, d)) if design.private_count else 0
-        advice.append(f"{needed(groups, d) + margin:,} units")
+    epsilon = design.budget.epsilon
+    groups, units = fewest(epsilon, d)
+    more = []
+    if given is not None and given < groups < _LARGEST_N_MODELS:
+        more.append(f"{groups:,} groups")
+    if n is not None and n < units and groups < _LARGEST_N_MODELS:
+        more.append(f"{units:,} units")
+    advice = [" and ".join(more)] if more else []
     factor = next((f for f in (1.5, 2, 3, 5, 10, 20, 50) if enough(f * epsilon, d)), None)
     if factor:
         advice.append(f"epsilon = {factor * epsilon:.3g}")
@@ -398,16 +411,16 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _fewest(success: Callable[[int], float], target: float) -> int:
-    """The fewest groups that succeed with the target probability, within one per cent."""
+def _fewest(succeeds: Callable[[int], bool]) -> int:
+    """The fewest groups that succeed, within one per cent."""
     low, high = 3, 8
-    while success(high) < target:
+    while not succeeds(high):
         low, high = high, 2 * high
         if high > _MOST_GROUPS_SOUGHT:
             return _LARGEST_N_MODELS
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        if success(middle) >= target:
+        if succeeds(middle):
             high = middle
         else:
             low = middle
@@ -429,54 +442,64 @@ def _normal_quantiles(m: int) -> Floats:
 _REFERENCES = ((1e6, 1e-2), (1e-6, 1e-2), (1.0, 1e-2), (1e6, 10.0), (1e-6, 10.0), (1.0, 1.0))
 
 
+@dataclass(frozen=True)
+class _Split:
+    """One way to spend a budget on ``sequential``, with the accounting that it needs."""
+
+    accounting: str
+    parameters: SequentialParameters
+    count: IntegerNoise | None
+
+    def fewest_units(self, d: int) -> float:
+        """How many units make it succeed; infinite where no number of groups does."""
+        groups = _fewest_sequential(d, self.parameters, ENOUGH)
+        if groups == _LARGEST_N_MODELS:
+            return math.inf
+        return _units_for(groups, "sequential", d, self.count)
+
+
 @lru_cache(maxsize=256)
-def _sequential_split(
-    budget: Budget, d: int, private_count: bool
-) -> tuple[str, SequentialParameters, IntegerNoise | None]:
-    """Accounting, parameters and count noise: whichever accounting gives stages the most."""
-    pure = _pure_split(budget, d, private_count)
+def _sequential_split(budget: Budget, d: int, private_count: bool) -> _Split:
+    """The split that needs the fewest units, or has the largest stages where none succeeds."""
+    splits = [_pure_split(budget, d, private_count)]
     rho = largest_rho(budget.epsilon, budget.delta)
-    if rho == 0:
-        return pure
-    verdict_rate = rho * (0.05 + 0.1 / d)
-    before = (rho * COUNT_SHARE,) if private_count else ()
-    # The pure epsilon sqrt(2 rate) has the cost `rate` in zCDP, so one function serves both.
-    noises = tuple(math.sqrt(2 * rate) * (1 + 1e-12) for rate in (*before, verdict_rate))
-    by_zcdp, accounting = largest_stage_epsilon(budget, d, noises)
-    stage = 0.0
-    if accounting == "zCDP":
-        stage = largest_stage_by_divergence(
-            budget.epsilon, budget.delta, d, before, (verdict_rate,), by_zcdp
-        )
-    if stage <= pure[1].stage_epsilon:
-        return pure
-    return (
-        "divergence" if stage > by_zcdp else "zCDP",
-        SequentialParameters(stage, IntegerNoise("discrete Gaussian", verdict_rate)),
-        IntegerNoise("discrete Gaussian", rho * COUNT_SHARE) if private_count else None,
-    )
+    if rho > 0:
+        splits.append(_gaussian_split(rho, budget, d, private_count))
+    return min(splits, key=lambda s: (s.fewest_units(d), -s.parameters.stage_epsilon))
 
 
-def _pure_split(
-    budget: Budget, d: int, private_count: bool
-) -> tuple[str, SequentialParameters, IntegerNoise | None]:
+def _pure_split(budget: Budget, d: int, private_count: bool) -> _Split:
+    """Discrete Laplace noise, and everything adds up in pure DP."""
     verdict = budget.epsilon * (0.05 + 0.15 / d)
-    count = budget.epsilon * COUNT_SHARE
-    steps = (verdict, count) if private_count else (verdict,)
-    stage, _ = largest_stage_epsilon(Budget(budget.epsilon, 0.0), d, steps)
-    return (
-        "pure",
-        SequentialParameters(stage, IntegerNoise("discrete Laplace", verdict)),
-        IntegerNoise("discrete Laplace", count) if private_count else None,
-    )
+    count = (budget.epsilon * COUNT_SHARE,) if private_count else ()
+    stage = largest_stage_by_sum(budget.epsilon, d, (*count, verdict))
+    return _split("pure", "discrete Laplace", stage, verdict, count)
+
+
+def _gaussian_split(rho: float, budget: Budget, d: int, private_count: bool) -> _Split:
+    """Discrete Gaussian noise, and stages as large as their divergence allows (Lemma 3)."""
+    verdict = rho * (0.05 + 0.1 / d)
+    count = (rho * COUNT_SHARE,) if private_count else ()
+    by_zcdp = largest_stage_by_zcdp(rho, d, (*count, verdict))
+    stage = largest_stage_by_divergence(budget.epsilon, budget.delta, d, count, (verdict,), by_zcdp)
+    accounting = "divergence" if stage > by_zcdp else "zCDP"
+    return _split(accounting, "discrete Gaussian", stage, verdict, count)
+
+
+def _split(
+    accounting: str, law: str, stage: float, verdict: float, count: tuple[float, ...]
+) -> _Split:
+    parameters = SequentialParameters(stage, IntegerNoise(law, verdict))
+    return _Split(accounting, parameters, IntegerNoise(law, *count) if count else None)
 
 
 class _Sequential:
     """Success and noise of ``sequential`` under the reference laws: finite sums, no simulation."""
 
     def __init__(self, budget: Budget, d: int, private_count: bool) -> None:
-        self._d = d
-        self.accounting, self._parameters, self.count = _sequential_split(budget, d, private_count)
+        split = _sequential_split(budget, d, private_count)
+        self._d, self._parameters = d, split.parameters
+        self.accounting, self.count = split.accounting, split.count
 
     def parameters(self, m: int) -> SequentialParameters:
         return self._parameters
@@ -496,22 +519,29 @@ class _Sequential:
 
 @lru_cache(maxsize=256)
 def _fewest_sequential(d: int, parameters: SequentialParameters, target: float) -> int:
-    return _fewest(lambda m: _sequential_success(m, d, parameters), target)
+    def succeeds(m: int) -> bool:
+        return all(_released(m, d, parameters, *law) >= target for law in _REFERENCES)
+
+    return _fewest(succeeds)
 
 
 def _sequential_success(m: int, d: int, parameters: SequentialParameters) -> float:
     """The least probability over the reference laws that the verdict releases."""
+    return min(_released(m, d, parameters, *law) for law in _REFERENCES)
+
+
+def _released(
+    m: int, d: int, parameters: SequentialParameters, centre: float, spread: float
+) -> float:
+    """The probability that the verdict releases under one reference law."""
     threshold = verdict_threshold(m, parameters.verdict)
     if threshold > m:  # the verdict's noise drowns every vote: below any success worth planning
         return 0.0
     noise, chance = parameters.verdict.probabilities()
-    worst = 1.0
-    for centre, spread in _REFERENCES:
-        depths = _reference_depths(m, parameters.stage_epsilon, centre, spread)
-        reached = np.append(np.cumsum(depths[::-1])[::-1], 0.0)  # P[depth >= k]
-        least = np.clip(threshold - noise, 0, len(reached) - 1)
-        worst = min(worst, float(np.sum(chance * np.minimum(reached[least], 1.0) ** d)))
-    return worst
+    depths = _reference_depths(m, parameters.stage_epsilon, centre, spread)
+    reached = np.append(np.cumsum(depths[::-1])[::-1], 0.0)  # P[depth >= k]
+    least = np.clip(threshold - noise, 0, len(reached) - 1)
+    return min(1.0, float(np.sum(chance * np.minimum(reached[least], 1.0) ** d)))
 
 
 def _reference_depths(m: int, epsilon: float, centre: float, spread: float) -> Floats:
@@ -562,7 +592,7 @@ class _Joint:
 
 @lru_cache(maxsize=256)
 def _fewest_joint(d: int, budget: Budget, split: str | None, target: float) -> int:
-    return _fewest(lambda m: _joint_best(m, d, budget, split)[1], target)
+    return _fewest(lambda m: _joint_best(m, d, budget, split)[1] >= target)
 
 
 def _less(epsilon: float, part: float) -> float:
