@@ -38,7 +38,7 @@ accuracy: $(VENV)/.installed
 
 # Speed, printed as ratios against peers in the same process.
 speed: $(VENV)/.installed
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/accuracy.py --data $(DATA) --only speed
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
