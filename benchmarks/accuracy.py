@@ -52,17 +52,17 @@ def show(label, X, y, method, least, runs, **options):
         text = f"{mid:8.4f} [{low:7.4f}, {high:7.4f}]  {mid / ols:6.3f} of OLS {ols:.4f}"
     else:
         text = f"{'-':>8}  OLS {ols:.4f}"
-    asked = "" if least is None else f"asked {least}"
-    print(f"{label:28} {method:10} {text}  refused {refused}, short {short}  {asked}", flush=True)
+    bound = "" if least is None else f"at least {least}"
+    print(f"{label:28} {method:10} {text}  refused {refused}, short {short}  {bound}", flush=True)
 
 
 def real(data: Path, runs: int) -> None:
     print(f"R² on all rows, median and quartiles of {runs} runs, (ln 3, 1e-5), add-remove, auto m")
-    asked = {"california": 0.615, "diamonds": 0.79, "nba": 0.618, "garbage": 0.535}
+    least = {"california": 0.615, "diamonds": 0.79, "nba": 0.618, "garbage": 0.535}
     found = tables.load(data)
     for name in tables.RAW:
         if name in found:
-            show(name, *found[name], "sequential", asked[name], runs)
+            show(name, *found[name], "sequential", least[name], runs)
             show(name, *found[name], "joint", None, runs)
 
 
@@ -89,7 +89,7 @@ def refusals(runs: int) -> None:
         _, refused, short = fits(X, y, "sequential", runs)
         print(
             f"  n = {n:,}, d = {d}, m = {promised.n_models}, promised "
-            f"{promised.success_probability:.5f}: refused {refused}, short {short}  asked at most "
+            f"{promised.success_probability:.5f}: refused {refused}, short {short}  at most "
             f"{3 * runs // 1000}",
             flush=True,
         )
@@ -113,9 +113,7 @@ def smallest_m(runs: int) -> None:
         while high - low > 10:
             middle = (low + high) // 2
             low, high = (low, middle) if passing(middle) >= 0.99 else (middle, high)
-        print(
-            f"  d = {d}: m = {high}, passing {passing(high):.3f}  asked at most {most}", flush=True
-        )
+        print(f"  d = {d}: m = {high}, passing {passing(high):.3f}  at most {most}", flush=True)
 
 
 def speed(data: Path) -> None:
@@ -133,7 +131,9 @@ def speed(data: Path) -> None:
         LinearRegression().fit(X, y)
         ols = time.perf_counter() - start
         median = float(np.median(times[1:]))
-        print(f"  California fit, {method}: {median:.4f} = {median / ols:.1f} x OLS  asked {least}")
+        print(
+            f"  California fit, {method}: {median:.4f} = {median / ols:.1f} x OLS  at most {least}"
+        )
     rng = np.random.default_rng(0)
     models = rng.normal(size=(2000, 50))
     factors = np.broadcast_to(np.eye(50), (2000, 50, 50))
@@ -149,7 +149,7 @@ def speed(data: Path) -> None:
                 sequential.release(factors, models, parameters, Randomness())
             times.append(time.perf_counter() - start)
         print(
-            f"  selection, d = 50, m = 2,000, {method}: {np.median(times[1:]):.3f}  asked {least}"
+            f"  selection, d = 50, m = 2,000, {method}: {np.median(times[1:]):.3f}  at most {least}"
         )
 
 
