@@ -1,4 +1,4 @@
-"""Every random decision of the library: exact, not rounded (docs/method.md, section 7).
+"""Every random decision of the library: exact, not rounded (docs/method.md, section 8).
 
 A decision is a coin, a choice among weights, a point of an interval under a known law, or an
 integer from the discrete Laplace law. Its real-valued definition is evaluated as Arb balls, a
@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 from flint import arb, ctx, fmpz
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 __all__ = ["LazyUniform", "Randomness", "Weights"]
 
@@ -87,10 +88,10 @@ class _SeededBits:
 class LazyUniform:
     """A uniform real number in (0, 1), known to as many bits as were asked for."""
 
-    def __init__(self, bits: _Bits) -> None:
+    def __init__(self, bits: _Bits, numerator: int = 0, known: int = 0) -> None:
         self._bits = bits
-        self._numerator = 0
-        self._known = 0
+        self._numerator = numerator
+        self._known = known
 
     def interval(self, bits: int) -> tuple[int, int]:
         """``(a, k)`` such that the number lies in ``[a, a + 1] / 2**k``, with ``k >= bits``."""
@@ -218,6 +219,39 @@ class Randomness:
                 return int(whole)
         raise AssertionError
 
+    def gaussian(self, values: Integers, sigma: float) -> Floats:
+        """``values`` plus independent normal noise, each sum rounded to a fine grid.
+
+        The grid has a power of two between sigma / 2**21 and sigma / 2**20. Every result is the
+        exact sum of an integer and a normal real number, rounded: post-processing of the Gaussian
+        mechanism, with no floating-point side.
+
+        Parameters
+        ----------
+        values : array of int64
+        sigma : float
+            From 2**-30 to 2**60, and at least 2**-40 of the largest value.
+
+        Examples
+        --------
+        >>> noisy = Randomness(seed=0).gaussian(np.full(1000, 10**6), 3.0)
+        >>> bool(abs(noisy.mean() - 10**6) < 0.5 and 2.8 < noisy.std() < 3.2)
+        True
+        """
+        exponent = math.frexp(sigma)[1] - 21
+        width = math.ldexp(sigma, -exponent)  # of the noise, in steps of the grid
+        whole, part = _on_grid(values, exponent)
+        words = np.frombuffer(self._bits.raw(8 * values.size), dtype="<u8")
+        steps, decided = _normal_steps_fast(words, part, width)
+        if not self._fast:
+            decided[:] = False
+        for at in np.flatnonzero(~decided).tolist():
+            uniform = LazyUniform(self._bits, int(words[at]), 64)
+            steps[at] = _normal_step_exactly(uniform, float(part[at]), width)
+        with np.errstate(over="ignore"):
+            noisy = np.ldexp((whole + steps).astype(float), exponent)
+        return np.asarray(noisy.reshape(values.shape))
+
     def below(self, bound: int, size: int) -> Integers:
         """Independent uniform integers in ``0 .. bound - 1``, by rejection from 32-bit words."""
         if not 1 <= bound <= 2**31:
@@ -270,6 +304,53 @@ def _choose_exactly(weights: Weights, uniform: LazyUniform) -> int:
                 return index
             if not target > running:
                 break
+    raise AssertionError
+
+
+def _on_grid(values: Integers, exponent: int) -> tuple[Integers, Floats]:
+    """Integers as whole and fractional steps of the grid of 2**exponent, exactly."""
+    flat = values.reshape(-1)
+    if exponent <= 0:
+        if flat.size and int(np.abs(flat).max()) >= 1 << max(0, 62 + exponent):
+            raise OverflowError("a sum is too large for the grid of its noise")
+        return flat << -exponent, np.zeros(flat.size)
+    whole = flat >> exponent
+    return whole, np.ldexp((flat - (whole << exponent)).astype(float), -exponent)
+
+
+#: The double-precision normal quantile is good to some 1e-15; five orders more are allowed for.
+_QUANTILE_ERROR = 1e-10
+
+
+def _normal_steps_fast(
+    words: NDArray[np.uint64], part: Floats, width: float
+) -> tuple[Integers, NDArray[np.bool_]]:
+    """round(part + width * normal quantile of U), and where the error cannot change it.
+
+    U lies in [w, w + 1] / 2**64. The upper half is mirrored, so that U is small and its
+    relative precision full.
+    """
+    upper = words >= np.uint64(1 << 63)
+    mirrored = np.where(upper, ~words, words).astype(float)  # rounded: 2**-53 relative
+    sign = np.where(upper, -1.0, 1.0)
+    ends = []
+    for far in (mirrored * (1 - 2.0**-50), (mirrored + 1) * (1 + 2.0**-50)):
+        normal = sign * ndtri(np.ldexp(far, -64))
+        ends.append(part + width * normal)
+    with np.errstate(invalid="ignore"):
+        slack = _QUANTILE_ERROR * width * (1 + np.abs(ends[0] - part) / width)
+        low = np.rint(np.minimum(*ends) - slack)
+        high = np.rint(np.maximum(*ends) + slack)
+        decided = (low == high) & np.isfinite(low)
+    return np.where(decided, low, 0).astype(np.int64), decided
+
+
+def _normal_step_exactly(uniform: LazyUniform, part: float, width: float) -> int:
+    for precision in precisions():
+        normal = arb(2).sqrt() * (2 * uniform.ball(precision) - 1).erfinv()
+        whole = (arb(part) + arb(width) * normal + arb(1) / 2).floor().unique_fmpz()
+        if whole is not None:
+            return int(whole)
     raise AssertionError
 
 
