@@ -93,29 +93,48 @@ class PrivateMedian:
     >>> law = PrivateMedian(np.linspace(9, 11, 500), 0.5)
     >>> bool(abs(law.sample(Randomness(seed=0)) - 10) < 0.2)
     True
+
+    With a width a vote is the interval of numbers that agree with it up to this share, so that
+    many equal votes are a target that can be hit:
+
+    >>> law = PrivateMedian(np.full(500, 10.0), 0.5, width=1e-6)
+    >>> bool(abs(law.sample(Randomness(seed=0)) - 10) < 1e-4)
+    True
     """
 
-    def __init__(self, votes: Floats, epsilon: float) -> None:
-        self._votes = np.sort(votes)
+    def __init__(self, votes: Floats, epsilon: float, width: float = 0.0) -> None:
+        ordered = np.sort(votes)
+        self._lower = self._upper = ordered
+        if width:
+            half = np.abs(ordered) * width
+            with np.errstate(over="ignore"):
+                self._lower = np.maximum(ordered - half, -LARGEST)
+                self._upper = np.minimum(ordered + half, LARGEST)
         self._epsilon = epsilon
+
+    def _depth(self, point: float) -> int:
+        below = np.count_nonzero(self._lower <= point)
+        return int(min(below, np.count_nonzero(self._upper >= point)))
 
     @cached_property
     def _pieces(self) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Lower ends, upper ends and depths of the open intervals between break points."""
-        votes, m = self._votes, len(self._votes)
-        inner = np.sort(np.concatenate([votes, [-1.0, 0.0, 1.0]]), kind="stable")
+        m = len(self._lower)
+        ends = [self._lower] if self._lower is self._upper else [self._lower, self._upper]
+        inner = np.sort(np.concatenate([*ends, [-1.0, 0.0, 1.0]]), kind="stable")
         low = np.concatenate([[-np.inf], inner])
         high = np.concatenate([inner, [np.inf]])
         kept = low < high
         low, high = low[kept], high[kept]
-        below = np.searchsorted(votes, low, side="right")
-        return low, high, np.minimum(below, m - below)
+        below = np.searchsorted(self._lower, low, side="right")
+        above = m - np.searchsorted(self._upper, low, side="right")
+        return low, high, np.minimum(below, above)
 
     def weights(self) -> Weights:
         """Weights of the atom at zero, then of the open intervals from left to right."""
         low, high, depths = self._pieces
-        scale = halving_table(self._epsilon, len(self._votes))
-        at_zero = depth_of(self._votes, 0.0)
+        scale = halving_table(self._epsilon, len(self._lower))
+        at_zero = self._depth(0.0)
         top = max(int(depths.max()), at_zero)
         masses = np.concatenate([[ATOM], (1 - ATOM) * base_measure(low, high)])
         depth_of_piece = np.concatenate([[at_zero], depths])
@@ -132,7 +151,7 @@ class PrivateMedian:
     def _exact_weights(self) -> list[arb]:
         low, high, depths = self._pieces
         half = arb(self._epsilon) / 2
-        weights = [arb(ATOM) * (half * depth_of(self._votes, 0.0)).exp()]
+        weights = [arb(ATOM) * (half * self._depth(0.0)).exp()]
         for a, b, depth in zip(low.tolist(), high.tolist(), depths.tolist(), strict=True):
             start, stop = _side(a, b)
             mass = abs(_eighth_root(stop) - _eighth_root(start)) / 4

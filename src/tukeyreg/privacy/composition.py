@@ -12,8 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
-__all__ = ["largest_stage_by_divergence", "sequence_delta"]
+__all__ = ["largest_normal_by_divergence", "largest_stage_by_divergence", "sequence_delta"]
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +23,8 @@ _LARGEST_EPSILON = 20.0
 _SMALLEST_DELTA = 1e-14
 _FEWEST_CELLS = 12
 _SMALLEST_RATE = 1e-10
+#: Relative error that is allowed for in normal tail probabilities, many times their own.
+_TAIL_ERROR = 1e-11
 
 
 def _cells(stages: int) -> int:
@@ -29,16 +32,26 @@ def _cells(stages: int) -> int:
     return min(64, int(math.sqrt(1.6e6 / stages**1.5)))
 
 
+def _cells_beside_normal(stages: int) -> int:
+    """The same where stages cost little beside normal noise."""
+    return min(24, max(8, int(math.sqrt(2.5e5 / max(1, stages) ** 1.5))))
+
+
 class _Grid:
     """Upper bounds of a divergence at exp(s), for s on a regular grid of logarithms."""
 
-    def __init__(self, epsilon: float, step: float, deviation: float, reach: float) -> None:
+    def __init__(
+        self, epsilon: float, step: float, deviation: float, reach: float, normal: float = 0.0
+    ) -> None:
         self.step = step
-        self._first = math.floor((min(0.0, epsilon) - 6 * deviation - reach) / step)
-        last = math.ceil((epsilon + 9 * deviation + reach) / step)
-        # A single mechanism with no steps left: max(0, 1 - exp(s)), rounded up.
-        self._values = np.maximum(0.0, -np.expm1(np.arange(self._first, last + 1) * step))
-        self._at = np.floor(epsilon / step).astype(int) - self._first
+        below = math.ceil((max(0.0, epsilon) + 6 * deviation + reach) / step)
+        above = math.ceil((9 * deviation + reach) / step)
+        s = np.asarray(epsilon + np.arange(-below, above + 1) * step, dtype=np.float64)
+        # With no steps left max(0, 1 - exp(s)); or the divergence of normal noise.
+        self._values = np.maximum(0.0, -np.expm1(s))
+        if normal > 0:
+            self._values = np.maximum(self._values, _normal_divergence(s, normal))
+        self._at = below
 
     def value(self) -> float:
         """The bound at epsilon, with room for the rounding of at most 10**5 operations."""
@@ -90,12 +103,21 @@ class _Grid:
         return total
 
 
+def _normal_divergence(s: Floats, rho: float) -> Floats:
+    """Upper bounds of the divergence at exp(s) of normal noise with rho = shift**2 / 2 variance."""
+    mu = math.sqrt(2 * rho)
+    gained = np.exp(log_ndtr(mu / 2 - s / mu)) * (1 + _TAIL_ERROR)
+    lost = np.exp(s + log_ndtr(-mu / 2 - s / mu)) * (1 - _TAIL_ERROR)
+    return np.asarray(np.minimum(1.0, gained - lost + 1e-20))
+
+
 def sequence_delta(
     epsilon: float,
     stages: int,
     stage_epsilon: float,
     before: tuple[float, ...] = (),
     after: tuple[float, ...] = (),
+    normal: float = 0.0,
 ) -> float:
     """A delta at which the adaptive sequence is (epsilon, delta)-DP (Lemma 3).
 
@@ -111,6 +133,9 @@ def sequence_delta(
     before, after : tuple of float
         Discrete Gaussian statistics of sensitivity 1 that are released before and after the
         stages, each by its rho.
+    normal : float
+        What normal mechanisms that come last add up to, in rho. Any number of them, chosen
+        adaptively, is no worse than one (Dong, Roth and Su 2022, Corollary 2).
 
     Examples
     --------
@@ -121,10 +146,12 @@ def sequence_delta(
     >>> exact < sequence_delta(0.0, 1, 1.0) < 1.05 * exact
     True
     """
-    cells = _cells(stages)
-    step = stage_epsilon / cells
-    deviation = math.sqrt(stages) * stage_epsilon / 2 + math.sqrt(2 * sum(before + after))
-    grid = _Grid(epsilon, step, deviation, stage_epsilon)
+    cells = _cells_beside_normal(stages) if normal else _cells(stages)
+    deviation = math.sqrt(stages) * stage_epsilon / 2 + math.sqrt(
+        2 * sum((*before, *after, normal))
+    )
+    step = stage_epsilon / cells if stages else deviation / 200
+    grid = _Grid(epsilon, step, deviation, stage_epsilon, normal)
     for rate in reversed(after):
         grid.gaussian_step(rate)
     for _ in range(stages):
@@ -161,6 +188,45 @@ def largest_stage_by_divergence(
     for _ in range(9):
         middle = (low + high) / 2
         if sequence_delta(epsilon, stages, middle, before, after) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@lru_cache(maxsize=256)
+def largest_normal_by_divergence(
+    epsilon: float,
+    delta: float,
+    stages: int,
+    stage_epsilon: float,
+    before: tuple[float, ...],
+    start: float,
+) -> float:
+    """The largest rho found, from ``start`` on, that normal mechanisms after the stages may cost.
+
+    ``start`` is a value that is known to be within the budget (by zCDP); it is returned where
+    the grid does not apply.
+
+    Examples
+    --------
+    >>> from tukeyreg.privacy.budget import largest_rho
+    >>> by_zcdp = largest_rho(1.0, 1e-6)
+    >>> 1.14 < largest_normal_by_divergence(1.0, 1e-6, 0, 0.0, (), by_zcdp) / by_zcdp < 1.16
+    True
+    """
+    applies = (
+        epsilon <= _LARGEST_EPSILON
+        and delta >= _SMALLEST_DELTA
+        and min(before, default=1.0) >= _SMALLEST_RATE
+        and start > 0
+    )
+    if not applies:
+        return start
+    low, high = start, 1.5 * start
+    for _ in range(12):
+        middle = (low + high) / 2
+        if sequence_delta(epsilon, stages, stage_epsilon, before, (), middle) <= delta:
             low = middle
         else:
             high = middle
