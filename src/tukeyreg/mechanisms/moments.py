@@ -1,0 +1,397 @@
+"""``moments``: private scale first, then noisy moments (docs/method.md, section 6).
+
+Every column's location is a private median and its scale comes from a noisy histogram of
+magnitudes. With these public, rows have a bounded norm, and regression needs nothing but noisy
+sums: two Gram matrices, by which rows are whitened, and a few rounds of noisy gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tukeyreg.mechanisms.randomness import Floats, Integers, Randomness
+from tukeyreg.mechanisms.sequential import PrivateMedian
+from tukeyreg.summaries.rows import REACH, RowMap, ShrunkRows, UnitRows
+
+__all__ = ["LEVELS", "Model", "MomentsParameters", "release", "scale_of_profile"]
+
+LARGEST = float(np.finfo(np.float64).max)
+#: Smallest scale: what divides by it may overflow, and is bounded then.
+SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
+
+#: Noisy Gram matrices: the first whitens the rows, the second is that of the rounds.
+LEVELS = 2
+#: A vote for a location is the interval of numbers that agree with it to 36 bits.
+VOTE_WIDTH = 2.0**-36
+#: Exponents of the magnitudes of doubles; their histogram has one more cell, for zero.
+_LOWEST, _HIGHEST = -1074, 1025
+#: Standard deviations of the noise above which cells are seen anywhere, and beside seen ones.
+SEEN, SEEN_BESIDE = 4.5, 2.0
+#: The first cells to be seen need less where magnitudes are likelier: near 1, as of indicators.
+#: With these heights a column of noise alone is seen with probability at most _FALSE / 2.
+_FALSE = 0.05
+_LIKELIER = (1.0 + np.abs(np.arange(_LOWEST, _HIGHEST) - 1.0)) ** -1.5
+_HEIGHTS = np.sqrt(-2 * np.log(_FALSE * _LIKELIER / np.sum(_LIKELIER)))
+#: Share of a unit square's mean in [1/2, 1): of x**2 over an octave.
+_OCTAVE_MEAN_SQUARE = 7 / 12
+#: Norms are counted in quarter octaves from sqrt(d) / 4 to 4 sqrt(d).
+_NORM_CELLS = 16
+#: Eigenvalues are raised by this multiple of sigma sqrt(d), and to this share of their mean.
+_RIDGE, _LEAST_EIGENVALUE = 0.9, 0.02
+#: A later round is preferred unless its residuals are that much larger than the smallest.
+_TOLERANCE = 1.3
+
+
+@dataclass(frozen=True)
+class MomentsParameters:
+    """The numbers that fix ``moments``: what each step may spend, and public choices.
+
+    Attributes
+    ----------
+    location_epsilon : float
+        Of each private median.
+    profile_rho, norm_rho, gram_rho, residual_rho : float
+        Of the histogram of magnitudes of all columns, of each of two histograms of norms, of
+        each of two Gram matrices, and of each histogram of residuals.
+    round_rho : tuple of float
+        Of each gradient.
+    clips : tuple of float
+        The bound of residuals in every round, as a multiple of their scale.
+    norm_share : float
+        The share of rows that are not to be shrunk.
+    pilot : int
+        One in so many units takes part in all steps but the last gradient.
+    voters : int
+        One in so many units of the pilot votes for the locations.
+    replace : bool
+        Whether a neighbour has a unit replaced rather than added or removed.
+    """
+
+    location_epsilon: float
+    profile_rho: float
+    norm_rho: float
+    gram_rho: float
+    residual_rho: float
+    round_rho: tuple[float, ...]
+    clips: tuple[float, ...]
+    norm_share: float
+    pilot: int
+    voters: int
+    replace: bool
+
+    @property
+    def gaussian_rho(self) -> float:
+        """What all the Gaussian steps add up to."""
+        return (
+            self.profile_rho
+            + LEVELS * (self.norm_rho + self.gram_rho)
+            + (len(self.round_rho) + 1) * self.residual_rho
+            + math.fsum(self.round_rho)
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is released: a linear model inside of ranges.
+
+    Attributes
+    ----------
+    coefficients : array (p,)
+    intercept : float
+    ranges : array (p, 2) or None
+        Between which values of a feature the model is linear; beyond them it is constant. All
+        values where a feature's scale did not rise above the noise: its coefficient is 0.
+        ``None`` for a model that is linear everywhere.
+    """
+
+    coefficients: Floats
+    intercept: float
+    ranges: Floats | None
+
+
+def release(
+    rows: UnitRows, intercept: bool, parameters: MomentsParameters, randomness: Randomness
+) -> Model | None:
+    """A model by noisy moments, or ``None`` when the verdict refuses.
+
+    Notes
+    -----
+    Formal guarantee (Theorem 4): under the chosen neighbours, one private median for every
+    column, each of them location_epsilon-DP and location_epsilon-bounded-range, and Gaussian
+    mechanisms that together have the sensitivity of ``gaussian_rho``. What they add up to is
+    the business of ``tukeyreg.privacy``.
+    """
+    return _Fit(rows, intercept, parameters, randomness).run()
+
+
+class _Fit:
+    def __init__(
+        self, rows: UnitRows, intercept: bool, parameters: MomentsParameters, randomness: Randomness
+    ) -> None:
+        self._rows, self._intercept = rows, intercept
+        self._parameters, self._randomness = parameters, randomness
+        self._pilot = self._one_in(parameters.pilot, rows)
+        #: One replaced unit takes one vector from a sum and gives another.
+        self._wider = math.sqrt(2) if parameters.replace else 1.0
+
+    def run(self) -> Model | None:
+        location = self._locations()
+        scale = self._scales(location)
+        seen = np.isfinite(scale[:-1])
+        if scale[-1] == math.inf or not seen.any():
+            return None
+        # What is not seen takes no part: its noise would only be in the way.
+        self._rows, self._pilot = self._rows.of_features(seen), self._pilot.of_features(seen)
+        map = RowMap(
+            location[:-1][seen], scale[:-1][seen], location[-1], scale[-1], self._intercept
+        )
+        map, pilot, inverse = self._whiten(map)
+        model = self._descend(map, pilot, inverse)
+        return None if model is None else _in_raw_units(map, model, seen)
+
+    # --- scale ------------------------------------------------------------------------------
+
+    def _locations(self) -> Floats:
+        """The private median of every feature and of the target; 0 without an intercept."""
+        p = self._rows.design.shape[1]
+        if not self._intercept:
+            return np.zeros(p + 1)
+        voters = self._one_in(self._parameters.voters, self._pilot)
+        # Lemma 4: where votes are only added or removed the factor 1/2 of the exponent goes away.
+        epsilon = self._parameters.location_epsilon * (1 if self._parameters.replace else 2)
+        return np.array(
+            [
+                PrivateMedian(voters.medians(voters.column(j)), epsilon, VOTE_WIDTH).sample(
+                    self._randomness
+                )
+                for j in range(p + 1)
+            ]
+        )
+
+    def _scales(self, location: Floats) -> Floats:
+        """The root mean square of every column about its location; infinite where not seen."""
+        counts = np.array(
+            [
+                profile(self._pilot.magnitudes(_minus(self._pilot.column(j), centre)))
+                for j, centre in enumerate(location.tolist())
+            ]
+        )
+        sigma = self._sigma(math.sqrt(len(counts)), self._parameters.profile_rho)
+        noisy = self._randomness.gaussian(counts, sigma)
+        scales = np.array([scale_of_profile(row, sigma) or math.inf for row in noisy])
+        # What varies less than a location is known to is a constant.
+        scales[scales <= 2 * VOTE_WIDTH * np.abs(location)] = math.inf
+        return scales
+
+    # --- whitening --------------------------------------------------------------------------
+
+    def _whiten(self, map: RowMap) -> tuple[RowMap, ShrunkRows, Floats]:
+        """Rows in coordinates that are nearly uncorrelated, and the inverse of their Gram matrix.
+
+        The first noisy Gram matrix whitens. The second is that of the very rows and weights that
+        the rounds use, so that every round goes all the way.
+        """
+        for level in range(LEVELS):
+            map, pilot = self._shrink(map)
+            sigma = self._sigma(map.radius**2, self._parameters.gram_rho)
+            denoised = _Denoised.of(self._noisy_gram(pilot, sigma), sigma)
+            if level < LEVELS - 1:
+                map = map.whitened(denoised.inverse_root() @ map.matrix())
+        return map, pilot, denoised.inverse()
+
+    def _shrink(self, map: RowMap) -> tuple[RowMap, ShrunkRows]:
+        """The norm that most rows do not exceed, from a noisy histogram, and rows within it."""
+        blocks = map.blocks(self._pilot)
+        unit = math.sqrt(map.width)
+        edges = unit * 2.0 ** ((np.arange(1, _NORM_CELLS) - _NORM_CELLS // 2) / 4)
+        cells = np.searchsorted(edges, map.norms(self._pilot, blocks))
+        counts = np.bincount(cells, minlength=_NORM_CELLS).astype(np.int64)
+        sigma = self._sigma(1.0, self._parameters.norm_rho)
+        below = np.cumsum(self._randomness.gaussian(counts, sigma))
+        at = int(np.argmax(below >= self._parameters.norm_share * below[-1]))
+        map = replace(map, radius=unit * 2.0 ** ((at + 1 - _NORM_CELLS // 2) / 4))
+        return map, map.shrunk(self._pilot, blocks)
+
+    def _noisy_gram(self, rows: ShrunkRows, sigma: float) -> Floats:
+        """A symmetric Gram matrix with noise sigma on and sigma / sqrt(2) off the diagonal.
+
+        Off the diagonal an entry stands for two, so that the noise is as if the whole matrix
+        were one vector, whose norm is at most radius**2 (Lemma 5).
+        """
+        sums, step = rows.gram(), rows.gram_step
+        d = len(sums)
+        above = np.triu_indices(d, 1)
+        gram = np.zeros((d, d))
+        gram[above] = self._randomness.gaussian(sums[above], sigma / math.sqrt(2) / step) * step
+        gram += gram.T
+        diagonal = np.ascontiguousarray(np.diagonal(sums))
+        gram[np.diag_indices(d)] = self._randomness.gaussian(diagonal, sigma / step) * step
+        return gram
+
+    # --- rounds -----------------------------------------------------------------------------
+
+    def _descend(self, map: RowMap, pilot: ShrunkRows, inverse: Floats) -> Floats | None:
+        """Coefficients after the rounds, or ``None`` if the rounds made residuals larger."""
+        model = np.zeros(map.width)
+        scale, seen = 1.0, []
+        last = len(self._parameters.clips) - 1
+        for k, clip in enumerate(self._parameters.clips):
+            found = self._residual_scale(pilot, model)
+            scale = scale if found is None else min(found, 3.0)
+            seen.append((scale, model))
+            if scale == 0.0:
+                break
+            whole = k == last and self._parameters.pilot > 1
+            rows = map.shrunk(self._rows) if whole else pilot
+            share = 1 / self._parameters.pilot if whole else 1.0
+            model = model + inverse @ self._gradient(rows, model, clip * scale, k) * share
+        found = self._residual_scale(pilot, model)
+        seen.append((math.inf if found is None else found, model))
+        smallest = min(size for size, _ in seen)
+        kept = max(k for k, (size, _) in enumerate(seen) if size <= _TOLERANCE * smallest)
+        return seen[kept][1] if kept else None
+
+    def _residual_scale(self, rows: ShrunkRows, model: Floats) -> float | None:
+        counts = profile(rows.residuals(model))
+        sigma = self._sigma(1.0, self._parameters.residual_rho)
+        return scale_of_profile(self._randomness.gaussian(counts, sigma), sigma)
+
+    def _gradient(self, rows: ShrunkRows, model: Floats, bound: float, k: int) -> Floats:
+        # Replaced units can pull in opposite directions.
+        wider = 2.0 if self._parameters.replace else 1.0
+        sigma = wider * rows.map.radius * bound / math.sqrt(2 * self._parameters.round_rho[k])
+        step = rows.gradient_step(bound)
+        return self._randomness.gaussian(rows.gradient(model, bound), sigma / step) * step
+
+    # --- noise ------------------------------------------------------------------------------
+
+    def _sigma(self, sensitivity: float, rho: float) -> float:
+        return self._wider * sensitivity / math.sqrt(2 * rho)
+
+    def _one_in(self, share: int, rows: UnitRows) -> UnitRows:
+        """A random part of the units; a unit is in it or not whoever else there is."""
+        if share == 1:
+            return rows
+        return rows.of_units(self._randomness.below(share, rows.n_units) == 0)
+
+
+def _minus(values: Floats, centre: float) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.asarray(values - centre)
+
+
+def profile(magnitudes: Floats) -> Integers:
+    """Counts of magnitudes by their exponent, after the count of zeros.
+
+    Examples
+    --------
+    >>> counts = profile(np.array([0.0, 3.0, 2.5, 0.6]))
+    >>> int(counts[0]), counts[counts > 0].tolist()
+    (1, [1, 1, 2])
+    """
+    finite = np.minimum(magnitudes, LARGEST)
+    exponents = np.where(finite == 0, _LOWEST - 1, np.frexp(finite)[1]) - (_LOWEST - 1)
+    return np.bincount(exponents, minlength=_HIGHEST - _LOWEST + 1).astype(np.int64)
+
+
+def scale_of_profile(noisy: Floats, sigma: float) -> float | None:
+    """The root mean square from a noisy profile, or ``None`` where nothing rises above the noise.
+
+    The octave is seen, or the two or three side by side, that rise highest above what noise
+    would; and every other that no noise would explain; and then the neighbours of what is seen,
+    as long as each is likely more than noise.
+
+    Examples
+    --------
+    >>> counts = profile(np.linspace(0.01, 1, 10_000))  # the mean square is a third
+    >>> round(scale_of_profile(counts.astype(float), 10.0), 2)
+    0.58
+    >>> scale_of_profile(np.zeros(2100), 10.0) is None
+    True
+    """
+    zeros, cells = float(noisy[0]), noisy[1:]
+    height, first, last = max(_highest(cells / sigma, span) for span in (1, 2, 3))
+    if height < 0:
+        return 0.0 if zeros > SEEN * sigma else None
+    seen = cells > SEEN * sigma
+    seen[first : last + 1] = True
+    seen = _with_neighbours(seen, cells > SEEN_BESIDE * sigma)
+    found = np.where(seen, np.maximum(cells, 0.0), 0.0)
+    top = int(np.flatnonzero(seen)[-1])
+    shares = np.ldexp(found, 2 * np.minimum(np.arange(len(cells)) - top, 0))
+    mean = float(np.sum(shares)) * _OCTAVE_MEAN_SQUARE / (float(np.sum(found)) + max(zeros, 0.0))
+    exponent = min(top + _LOWEST, _HIGHEST - 2)
+    return max(SMALLEST, min(math.ldexp(math.sqrt(mean), exponent), LARGEST))
+
+
+def _with_neighbours(seen: NDArray[np.bool_], likely: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What is seen, and every unbroken run of what is likely that begins beside it."""
+    runs = np.cumsum(~likely)  # constant along a run of likely cells, and one cell before it
+    near = seen.copy()
+    near[1:] |= seen[:-1]
+    near[:-1] |= seen[1:]
+    return np.asarray(seen | (likely & np.isin(runs, runs[near & likely])))
+
+
+def _highest(cells: Floats, span: int) -> tuple[float, int, int]:
+    """Of all runs of so many cells the one highest above what noise reaches, and where it is."""
+    sums = np.convolve(cells, np.ones(span), "valid") / math.sqrt(span)
+    middle = (span - 1) // 2
+    above = sums - _HEIGHTS[middle : middle + len(sums)]
+    at = int(np.argmax(above))
+    return float(above[at]), at, at + span - 1
+
+
+@dataclass(frozen=True)
+class _Denoised:
+    """A noisy Gram matrix, with what is known of its noise taken out, by its eigenvectors.
+
+    Off its mean eigenvalue the matrix is shrunk as far as noise explains it (James and Stein);
+    the ridge is about the norm of the noise that is left.
+    """
+
+    values: Floats
+    vectors: Floats
+    mean: float
+    ridge: float
+
+    @classmethod
+    def of(cls, gram: Floats, sigma: float) -> _Denoised:
+        d = len(gram)
+        mean = max(float(np.trace(gram)) / d, sigma)
+        spread = gram - mean * np.eye(d)
+        energy = float(np.sum(spread**2))
+        kept = max(0.0, 1 - sigma**2 * d * (d + 1) / 2 / energy) if energy > 0 else 0.0
+        values, vectors = np.linalg.eigh(mean * np.eye(d) + kept * spread)
+        return cls(values, vectors, mean, _RIDGE * sigma * math.sqrt(d) * kept)
+
+    def _raised(self) -> Floats:
+        least = max(self.ridge / 2, _LEAST_EIGENVALUE * self.mean)
+        return np.maximum(self.values + self.ridge, least)
+
+    def inverse_root(self) -> Floats:
+        """What makes the matrix nearly a multiple of the identity."""
+        return np.asarray((self.vectors / np.sqrt(self._raised() / self.mean)) @ self.vectors.T)
+
+    def inverse(self) -> Floats:
+        """The inverse, zero in directions in which there is hardly more than noise."""
+        left = np.where(self.values < self.ridge / 2, 0.0, 1 / self._raised())
+        return np.asarray((self.vectors * left) @ self.vectors.T)
+
+
+def _in_raw_units(map: RowMap, model: Floats, seen: NDArray[np.bool_]) -> Model:
+    standard = map.matrix().T @ model
+    first = int(map.intercept)
+    coefficients, ranges = np.zeros(len(seen)), np.tile([-math.inf, math.inf], (len(seen), 1))
+    with np.errstate(all="ignore"):
+        slopes = np.nan_to_num(standard[first:] * (map.target_scale / map.scale))
+        centre = float(standard[0]) * map.target_scale + map.target_location if first else 0.0
+        intercept = float(np.nan_to_num(centre - float(slopes @ map.location)))
+        half = REACH * map.scale
+        ranges[seen] = np.column_stack([map.location - half, map.location + half])
+    coefficients[seen] = slopes
+    return Model(coefficients, intercept, ranges)
