@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint typecheck unit test-slow accuracy speed clean
+.PHONY: demo test lint typecheck unit test-slow accuracy methods speed clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("tukeyreg needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
@@ -36,9 +36,14 @@ test-slow: $(VENV)/.installed
 accuracy: $(VENV)/.installed
 	$(BIN)/python benchmarks/accuracy.py --data $(DATA)
 
+# Every method on every table, rows needed, and speed; the numbers of docs/accuracy.md.
+methods: $(VENV)/.installed
+	$(BIN)/python benchmarks/methods.py --data $(DATA)
+
 # Speed, printed as ratios against peers in the same process.
 speed: $(VENV)/.installed
 	$(BIN)/python benchmarks/accuracy.py --data $(DATA) --only speed
+	$(BIN)/python benchmarks/methods.py --only speed
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """The demonstration: a fit of real data, a release that reads back, and a page without scripts."""
 
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 
@@ -53,6 +54,44 @@ def test_every_coefficient_and_part_of_the_budget_is_on_the_page(run):
         assert f'<th scope="row">{name}</th><td>{value:.6g}</td>' in page
     for part in release.split.values():
         assert part in page
+
+
+def test_the_page_says_where_a_coefficient_holds(run):
+    *_, release, page = run
+    assert "holds between" in page
+    assert '<th scope="row">longitude</th>' in page
+    low, high = release.ranges[release.names.index("total_rooms")]
+    assert f"<td>{low:,.0f} and {high:,.0f}</td>" in page
+    unseen = replace(release, ranges=(None, *release.ranges[1:]))
+    assert "<td>not seen above the noise</td>" in demo.report(unseen, plan(16_000, 9, 1.0, 1e-5))
+
+
+def test_groups_are_told_of_where_there_are_any(run):
+    *_, release, page = run
+    assert release.method == "moments"
+    assert "group" not in re.sub(r"block groups|<pre.*</pre>", "", page, flags=re.DOTALL)
+    planned = plan(16_000, 9, 1.0, 1e-5, method="sequential")
+    grouped = replace(
+        release, method="sequential", ranges=None, n_models=452, split=planned.split()
+    )
+    page = demo.report(grouped, planned)
+    assert "sequential, 452 groups" in page
+    assert "holds between" not in page
+    assert "The model is linear.</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (-146.2951, -90.7088, "-146.3 and -90.7"),
+        (-38051.2, 42330.9, "-38,051 and 42,331"),
+        (1999.98, 2000.02, "1,999.9800 and 2,000.0200"),
+        (-1e-301, 1e-301, "-1e-301 and 1e-301"),
+        (-1.7e308, 1.7e308, "-1.7e+308 and 1.7e+308"),
+    ],
+)
+def test_ranges_are_readable(low, high, text):
+    assert demo._between(low, high) == text
 
 
 class _Balanced(HTMLParser):

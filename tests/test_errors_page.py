@@ -15,8 +15,14 @@ PAGE = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
 ROWS = re.findall(r"^\| `(.+?)` \| (`\w+`|released) \| (.*?) ?\|$", PAGE, re.MULTILINE)
 KINDS = {name: kind for name, kind in vars(tukeyreg).items() if isinstance(kind, type)}
 
-# A note on a refusal that is not in the message.
-NOTES = ("one unit is one vote", "coefficients beyond about")
+# Notes on failures that are not in the message.
+NOTES = (
+    "a lower bound that is none",
+    "coefficients beyond about",
+    "no feature varies",
+    "one unit counts as one row",
+    "the rows with an undeclared level",
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +66,14 @@ def test_outcome(names, call, outcome, message):
     ("call", "coefficients"),
     [
         ("fit(np.column_stack([X, np.ones(4000)]))", [1, 2, 0]),
-        ("fit(np.column_stack([X, X[:, 0]]))", [1, 2, 0]),
+        ("fit(np.column_stack([X, np.arange(4000) < 5]))", [1, 2, 0]),
+        ('fit(np.column_stack([X, X[:, 0]]), method="sequential")', [1, 2, 0]),
         ("fit(np.column_stack([X[:, 0] * 1e12, X[:, 1] * 1e-9]))", [1e-12, 2e9]),
-        ("fit(X, np.zeros(4000))", [0, 0]),
+        ('fit(X, np.zeros(4000), method="sequential")', [0, 0]),
+        ('fit(np.ones((4000, 2)), method="sequential")', [0, 0]),
+        ("fit(X * 1e-300)", [1e300, 2e300]),
+        ("fit(X * 1e300)", [1e-300, 2e-300]),
+        ("fit(X, y * 1e300)", [1e300, 2e300]),
         ("fit(X, y, n_models=4000)", [0, 0]),
         ("fit(X.tolist(), y.tolist())", [1, 2]),
     ],
@@ -73,5 +84,28 @@ def test_what_is_released(names, call, coefficients):
 
 def test_the_order_of_collinear_columns(names):
     X = names["X"]
-    fitted = eval("fit", names)(np.column_stack([X[:, 0], X[:, 0], X[:, 1]]))
+    columns = np.column_stack([X[:, 0], X[:, 0], X[:, 1]])
+    fitted = eval("fit", names)(columns, method="sequential")
     assert np.allclose(fitted.coef_, [1, 0, 2], atol=0.1)
+
+
+def test_collinear_columns_share_their_effect(names):
+    first, second, third = eval("fit(np.column_stack([X, X[:, 0]]))", names).coef_
+    assert np.allclose([first + third, second], [1, 2], atol=0.1)
+
+
+def test_a_level_that_nobody_has(names):
+    levels = ["north", "south", "east"]
+    fitted = eval("fit", names)(names["frame"], "charges", categories={"region": levels})
+    north, south, east = fitted.coef_[2:]
+    assert east == 0
+    assert np.isclose(north, south, atol=0.3)  # the data have no effect of a region
+
+
+def test_auto_is_moments_unless_the_arguments_ask_for_groups(names):
+    for call, method in (
+        ("fit()", "moments"),
+        ("fit(delta=0)", "sequential"),
+        ("fit(n_models=600)", "sequential"),
+    ):
+        assert eval(call, names).release_.method == method

@@ -35,7 +35,11 @@ REFUSED = 3
 ROUGHLY = 16_000
 
 _MEANING = """Whoever sees this page learns almost the same about a row as if it had not been in
-the data. The coefficients are covered, the number of groups, and that there is a release at all."""
+the data. All numbers of the release are covered, and that there is a release at all."""
+_LINEAR = "The model is linear."
+_CLIPPED = """The model is linear while every feature lies in the range beside its coefficient, and
+constant beyond: a value outside the range counts as its nearer end. The ranges are part of the
+release, and wider than what most rows fill."""
 _NOT_PRIVATE = "Nothing is promised. This is a trial run, not a release."
 
 _PAGE = Template("""\
@@ -49,7 +53,7 @@ body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 syst
   color: #1d1d1f; background: #fff; }
 h2 { margin-top: 2rem; } table { border-collapse: collapse; }
 th, td { padding: .2rem 1rem .2rem 0; border-bottom: 1px solid #88888866; text-align: left; }
-th { font-weight: normal; } pre { overflow-x: auto; }
+thead th { opacity: .7; } th { font-weight: normal; } pre { overflow-x: auto; }
 @media (prefers-color-scheme: dark) { body { color: #e8e8ea; background: #161618; } }
 </style>
 </head>
@@ -60,11 +64,12 @@ th { font-weight: normal; } pre { overflow-x: auto; }
 <p><strong>$guarantee.</strong></p>
 <p>$meaning</p>
 <h2>Coefficients</h2>
+<p>Dollars for one more of a feature. $linear</p>
 $coefficients
 <h2>How the budget was split</h2>
 $split
-<p>Added up by the accounting &ldquo;$accounting&rdquo;: section 5.3 of docs/method.md.</p>
-<h2>Groups and verdict</h2>
+<p>Added up by the accounting &ldquo;$accounting&rdquo;, which docs/method.md explains.</p>
+<h2>Method and verdict</h2>
 $outcome
 <h2>The plan, made beforehand for $roughly rows</h2>
 $plan
@@ -81,26 +86,55 @@ $versions
 """)
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = (f'<tr><th scope="row">{escape(a)}</th><td>{escape(b)}</td></tr>' for a, b in rows)
-    return "<table>\n" + "\n".join(cells) + "\n</table>"
+def _table(rows: Iterable[tuple[str, ...]], head: Sequence[str] = ()) -> str:
+    lines = []
+    if head:
+        names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+        lines.append(f"<thead><tr>{names}</tr></thead>")
+    for name, *values in rows:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def _coefficients(release: Release) -> str:
+    """The coefficients and, where the model has ranges, between which values they hold."""
+    head = ["feature", "coefficient"]
+    rows = [
+        [name, f"{value:.6g}"]
+        for name, value in zip(release.names, release.coefficients, strict=True)
+    ]
+    if release.ranges is not None:
+        head.append("holds between")
+        for row, pair in zip(rows, release.ranges, strict=True):
+            row.append("not seen above the noise" if pair is None else _between(*pair))
+    if release.intercept is not None:
+        blank = [""] * (len(head) - 2)
+        rows.insert(0, ["(intercept)", f"{release.intercept:.6g}", *blank])
+    return _table(map(tuple, rows), head)
+
+
+def _between(low: float, high: float) -> str:
+    width = high - low
+    if not 1e-6 < width < 1e9:
+        return f"{low:.6g} and {high:.6g}"
+    decimals = max(0, 2 - math.floor(math.log10(width)))
+    return f"{low:,.{decimals}f} and {high:,.{decimals}f}"
 
 
 def report(release: Release, planned: Plan) -> str:
     """A self-contained page about a release: no scripts, nothing loaded, no private number."""
-    values = list(zip(release.names, release.coefficients, strict=True))
-    if release.intercept is not None:
-        values.insert(0, ("(intercept)", release.intercept))
-    rows = [row for row in release.rows() if row not in release.split.items()]
-    outcome = [row for row in rows if row[0] in ("method", "units", "verdict")]
+    rows = dict(release.rows())
+    told = ("method", "units", "verdict", "expected privacy noise")
     return _PAGE.substitute(
         title="A private linear regression",
         guarantee=escape(str(release.guarantee)),
         meaning=_MEANING if release.guarantee.private else _NOT_PRIVATE,
-        coefficients=_table((name, f"{value:.6g}") for name, value in values),
+        linear=_LINEAR if release.ranges is None else _CLIPPED,
+        coefficients=_coefficients(release),
         split=_table(release.split.items()),
         accounting=escape(release.accounting),
-        outcome=_table(outcome),
+        outcome=_table((name, rows[name]) for name in told),
         roughly=f"{ROUGHLY:,}",
         plan=_table(planned.rows()),
         versions=_table(release.versions.items()),

@@ -13,7 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from tukeyreg.errors import InvalidInput, NotEnoughData, ReleaseRefused
 from tukeyreg.grouping import even_partition, keyed_groups
-from tukeyreg.intake import TrainingRows, read_features, read_training
+from tukeyreg.intake import Schema, TrainingRows, read_features, read_training
+from tukeyreg.mechanisms import moments
+from tukeyreg.mechanisms.moments import Model, MomentsParameters
 from tukeyreg.mechanisms.noise import IntegerNoise
 from tukeyreg.mechanisms.randomness import Integers, Randomness
 from tukeyreg.mechanisms.select import release_vector, summaries_of_models
@@ -24,33 +26,46 @@ from tukeyreg.privacy.plan import (
     Plan,
     check_choice,
     check_n_models,
+    choose,
     count_margin,
     count_noise,
     plan_units,
 )
 from tukeyreg.release import Release, release_of
 from tukeyreg.summaries.memory import summarise
+from tukeyreg.summaries.rows import MOST_ROWS, UnitRows
 
 __all__ = ["TukeyRegressor", "select"]
 
-_FITTED = ("coef_", "intercept_", "release_", "n_features_in_", "feature_names_in_", "schema_")
+_FITTED = (
+    "coef_",
+    "intercept_",
+    "feature_ranges_",
+    "release_",
+    "n_features_in_",
+    "feature_names_in_",
+    "schema_",
+)
 
 
 class TukeyRegressor(RegressorMixin, BaseEstimator):
     """Differentially private linear regression with no bounds and nothing to tune.
 
-    Units are split into m groups, each group fits ordinary least squares, and one model is
-    released from the m so that adding or removing one unit hardly changes its distribution.
+    A model is released so that adding or removing all rows of one privacy unit hardly changes
+    its distribution. How depends on the method.
 
     Parameters
     ----------
     epsilon, delta : float
         The privacy budget. Both are required. ``delta=0`` gives pure differential privacy and
         is possible with ``method="sequential"`` only.
-    method : {"sequential", "joint"}, default="sequential"
-        ``"sequential"`` is private back-substitution; ``"joint"`` is the paper's TukeyEM.
+    method : {"auto", "moments", "sequential", "joint"}, default="auto"
+        ``"moments"`` finds the scale of every column privately and then adds noise to sums over
+        rows. ``"sequential"`` (private back-substitution) and ``"joint"`` (the paper's TukeyEM)
+        select one model from those of m groups. ``"auto"`` is ``"moments"``, unless ``delta=0``
+        or ``n_models`` ask for ``"sequential"``.
     n_models : "auto" or int, default="auto"
-        The number of groups m.
+        The number of groups m, for the methods that have groups.
     neighboring : {"add-remove", "replace-one"}, default="add-remove"
         What one unit may do: appear or disappear (the number of units is private), or have its
         rows replaced by others (the number of units is public).
@@ -70,6 +85,9 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
     coef_ : array of shape (n_coefficients,)
         One per design column; after one-hot encoding, where categories are declared.
     intercept_ : float
+    feature_ranges_ : array of shape (n_coefficients, 2)
+        With ``moments``: the model is linear between these values of a feature, and constant
+        beyond them, where hardly any rows were. :meth:`predict` clips features to them.
     release_ : Release
         The model with its guarantee, for a reviewer.
     n_features_in_ : int
@@ -89,7 +107,7 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
 
     Notes
     -----
-    Formal guarantee (Theorems 1 and 2 of docs/method.md): the released model, or the refusal,
+    Formal guarantee (Theorems 1, 2 and 4 of docs/method.md): the released model, or the refusal,
     is (epsilon, delta)-differentially private with respect to all rows of one privacy unit.
     """
 
@@ -98,7 +116,7 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         *,
         epsilon: float | None = None,
         delta: float | None = None,
-        method: str = "sequential",
+        method: str = "auto",
         n_models: str | int = "auto",
         neighboring: str = "add-remove",
         fit_intercept: bool = True,
@@ -148,26 +166,27 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
             rows = read_training(X, y, categories=self.categories, privacy_unit=privacy_unit)
         except InvalidInput as error:
             raise type(error)(f"{error} Nothing was spent.") from None
+        if len(rows.kept) > MOST_ROWS:
+            raise InvalidInput(f"more than {MOST_ROWS:,} rows do not fit. Nothing was spent.")
         randomness = Randomness(_seed(self.random_state))
         # Overflow in one group is that group's own affair; a warning would tell of it.
         with np.errstate(all="ignore"):
             plan, source = self._plan(rows, design, randomness)
-            groups = _assign(rows, plan.n_models, design.neighboring, randomness)
-            summaries = summarise(
-                rows.design, rows.target, groups, plan.n_models, intercept=bool(self.fit_intercept)
-            )
-            vector = release_vector(summaries, plan.parameters, randomness)
-        if vector is None:
+            fitted = _carry_out(plan, rows, bool(self.fit_intercept), randomness)
+        if fitted is None:
             raise _refusal(plan)
         unit = privacy_unit if isinstance(privacy_unit, str) else "privacy unit"
         unit = "row" if privacy_unit is None else unit
-        self._keep(vector, rows, plan, source, unit, randomness.private)
+        self._keep(fitted, rows, plan, source, unit, randomness.private)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of the released model; NaN for a row with a missing or undeclared value."""
         check_is_fitted(self, "coef_")
         design = read_features(X, self.schema_)
+        ranges = getattr(self, "feature_ranges_", None)
+        if ranges is not None:
+            design = np.clip(design, ranges[:, 0], ranges[:, 1])
         with np.errstate(all="ignore"):
             return np.asarray(design @ self.coef_ + self.intercept_, dtype=np.float64)
 
@@ -199,7 +218,16 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
                 "Nothing was spent."
             )
         counted = self.neighboring == "add-remove" and self.n_models == "auto" and expected is None
-        return Design(self.method, self.neighboring, budget, self.split, counted)
+        method, choice = choose(self.method, budget.delta, self.n_models)
+        return Design(
+            method,
+            self.neighboring,
+            budget,
+            self.split,
+            counted,
+            intercept=bool(self.fit_intercept),
+            choice=choice,
+        )
 
     def _plan(self, rows: TrainingRows, design: Design, randomness: Randomness) -> tuple[Plan, str]:
         """The plan, and where its number of units comes from."""
@@ -226,7 +254,7 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
 
     def _keep(
         self,
-        vector: NDArray[np.float64],
+        fitted: Model,
         rows: TrainingRows,
         plan: Plan,
         source: str,
@@ -237,16 +265,18 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         guarantee = Guarantee(
             plan.budget.epsilon, plan.budget.delta, plan.neighboring, unit, private
         )
-        first = int(self.fit_intercept)
-        self.intercept_ = float(vector[0]) if first else 0.0
-        self.coef_ = vector[first:].copy()
+        self.intercept_ = fitted.intercept
+        self.coef_ = fitted.coefficients
+        if fitted.ranges is not None:
+            self.feature_ranges_ = fitted.ranges
         self.release_ = release_of(
             plan,
             names,
             tuple(self.coef_.tolist()),
-            self.intercept_ if first else None,
+            self.intercept_ if self.fit_intercept else None,
             guarantee,
             source,
+            fitted.ranges,
         )
         self.schema_ = rows.schema
         self.n_features_in_ = rows.schema.n_features_in
@@ -262,6 +292,54 @@ def _seed(random_state: Any) -> int | None:
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31))
     return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _carry_out(
+    plan: Plan, rows: TrainingRows, intercept: bool, randomness: Randomness
+) -> Model | None:
+    """The planned mechanism on the rows; ``None`` is a refusal."""
+    if isinstance(plan.parameters, MomentsParameters):
+        codes = None if rows.units is None else rows.units.codes
+        units = UnitRows(rows.design, rows.target, codes, rows.n_valid_units)
+        model = moments.release(units, intercept, plan.parameters, randomness)
+        return model if model is None else _with_reference_levels(model, rows.schema, intercept)
+    assert plan.n_models is not None
+    groups = _assign(rows, plan.n_models, plan.neighboring, randomness)
+    summaries = summarise(rows.design, rows.target, groups, plan.n_models, intercept=intercept)
+    vector = release_vector(summaries, plan.parameters, randomness)
+    if vector is None:
+        return None
+    first = int(intercept)
+    return Model(vector[first:].copy(), float(vector[0]) if first else 0.0, None)
+
+
+def _with_reference_levels(model: Model, schema: Schema, intercept: bool) -> Model:
+    """The same model, with declared levels measured against the last one that was seen.
+
+    A usable row has a one in exactly one level of a declared column and zeros in the others.
+    So a coefficient matters at 0 and 1 only, and what is added to all levels of a column can as
+    well be added to the intercept. Both are public facts. A level that was not seen gets 0: it
+    counts as the last one that was.
+    """
+    assert model.ranges is not None
+    coefficients, ranges = model.coefficients.copy(), model.ranges.copy()
+    constant, first = model.intercept, 0
+    for column in schema.columns:
+        width = len(column.design_names)
+        part = slice(first, first + width)
+        first += width
+        if column.levels is None:
+            continue
+        low, high = np.clip(0.0, *ranges[part].T), np.clip(1.0, *ranges[part].T)
+        constant += float(coefficients[part] @ low)
+        effects = coefficients[part] * (high - low)
+        seen = np.isfinite(ranges[part]).all(axis=1)
+        ranges[part][seen] = [0.0, 1.0]
+        if intercept and seen.any():
+            last = effects[seen][-1]
+            constant, effects = constant + last, np.where(seen, effects - last, 0.0)
+        coefficients[part] = effects
+    return Model(coefficients, float(constant), ranges)
 
 
 def _assign(
@@ -290,7 +368,7 @@ def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoug
         if spent is None
         else f"Only the private count of units was spent: {Budget(epsilon, delta)}."
     )
-    have = f"{plan.n_models:,} groups (n_models)"
+    have = "" if plan.n_models is None else f"{plan.n_models:,} groups (n_models)"
     if plan.n_units is not None:
         have = (
             f"{plan.n_units:,} unit{'s' if plan.n_units > 1 else ''}"
@@ -311,15 +389,30 @@ def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoug
     )
 
 
+_REFUSALS = {
+    "moments": (
+        "verdict",
+        "the scale of the target, or of all features, did not rise above the noise, or the rounds "
+        "did not settle",
+        "more rows, fewer columns, a larger epsilon, or method='sequential'",
+    ),
+    "sequential": (
+        "verdict",
+        "the groups' models do not agree closely enough to release one",
+        "fewer columns, a larger epsilon, or a different number of groups (n_models)",
+    ),
+    "joint": (
+        "safety test",
+        "the groups' models do not agree closely enough to release one",
+        "method='sequential', which needs fewer groups and no safety test, or fewer columns",
+    ),
+}
+
+
 def _refusal(plan: Plan) -> ReleaseRefused:
-    test = "safety test" if plan.method == "joint" else "verdict"
-    hint = (
-        "method='sequential', which needs fewer groups and no safety test, or fewer columns"
-        if plan.method == "joint"
-        else "fewer columns, a larger epsilon, or a different number of groups (n_models)"
-    )
+    test, reason, hint = _REFUSALS[plan.method]
     return ReleaseRefused(
-        f"The {test} refused: the groups' models do not agree closely enough to release one. "
+        f"The {test} refused: {reason}. "
         f"The whole budget {plan.budget} is spent and there is no model. The plan put the "
         f"probability of success at {100 * plan.success_probability:.1f} %. Running again "
         f"spends the budget again. To try, with a new budget: {hint}.",
@@ -387,7 +480,7 @@ def select(
         raise InvalidInput(
             f"curvature must have shape {(m, d, d)}, got {matrices.shape}. Nothing was spent."
         )
-    check_choice("method", method, METHODS)
+    check_choice("method", method, ("sequential", "joint"))
     if names is not None and len(names) != d:
         raise InvalidInput(f"{len(names)} names for {d} coefficients. Nothing was spent.")
     design = Design(method, "replace-one", Budget(epsilon, delta), split, private_count=False)
@@ -396,6 +489,7 @@ def select(
     plan = plan_units(None, d, design, m)
     if not plan.enough:
         raise _not_enough(plan, "not used", None)
+    assert not isinstance(plan.parameters, MomentsParameters)
     randomness = Randomness(_seed(random_state))
     with np.errstate(all="ignore"):
         summaries = summaries_of_models(vectors, matrices)

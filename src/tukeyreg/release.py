@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tukeyreg.errors import InvalidInput
 from tukeyreg.privacy.budget import Budget, Guarantee
 from tukeyreg.privacy.plan import Plan
@@ -34,17 +37,23 @@ class Release:
     Attributes
     ----------
     method : str
+    choice : str
+        Why this method: given by the caller, or how ``"auto"`` decided.
     names : tuple of str
         One per coefficient, the intercept not included.
     coefficients : tuple of float
     intercept : float or None
+    ranges : tuple of pairs, or None
+        With ``moments``: between which values of a feature the model is linear. Beyond them it
+        is constant: replace a value by the nearest in the range. ``None`` for a feature whose
+        scale did not rise above the noise, and whose coefficient therefore is 0.
     guarantee : Guarantee
     accounting : str
         How the parts of the budget are added up.
     split : dict
         The parts of the budget, in words.
-    n_models : int
-        m, the number of groups.
+    n_models : int or None
+        m, the number of groups, where there are any.
     n_units : int or None
         What the plan took for a lower bound of the number of units; ``None`` if it took none.
     n_units_source : str
@@ -52,18 +61,20 @@ class Release:
     verdict : str
         The test that the release passed.
     success_probability, noise_ratio : float
-        What the plan promised (docs/method.md, section 6).
+        What the plan promised (docs/method.md, section 7).
     versions : dict
     """
 
     method: str
+    choice: str
     names: tuple[str, ...]
     coefficients: tuple[float, ...]
     intercept: float | None
+    ranges: tuple[tuple[float, float] | None, ...] | None
     guarantee: Guarantee
     accounting: str
     split: dict[str, str]
-    n_models: int
+    n_models: int | None
     n_units: int | None
     n_units_source: str
     verdict: str
@@ -102,15 +113,21 @@ class Release:
             content["guarantee"] = Guarantee(**content["guarantee"])
             for name in ("names", "coefficients"):
                 content[name] = tuple(content[name])
+            if content["ranges"] is not None:
+                content["ranges"] = tuple(
+                    None if pair is None else (float(pair[0]), float(pair[1]))
+                    for pair in content["ranges"]
+                )
             if content["noise_ratio"] is None:
                 content["noise_ratio"] = math.inf
             release = cls(**content)
         except InvalidInput:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             raise InvalidInput("this text is not a release written by tukeyreg") from None
         numbers = [*release.coefficients, *([] if release.intercept is None else [0.0])]
-        if len(release.names) != len(release.coefficients) or not all(
+        ranges = release.names if release.ranges is None else release.ranges
+        if not len(release.names) == len(release.coefficients) == len(ranges) or not all(
             isinstance(number, (int, float)) for number in numbers
         ):
             raise InvalidInput("this release is damaged: names and coefficients do not fit")
@@ -120,14 +137,16 @@ class Release:
         """The release as rows of a table."""
         intercept = [] if self.intercept is None else [("(intercept)", f"{self.intercept:.6g}")]
         units = "" if self.n_units is None else f"at least {self.n_units:,} "
+        groups = "" if self.n_models is None else f", {self.n_models:,} groups"
+        ranges = self.ranges or [(-math.inf, math.inf)] * len(self.names)
         ratio = "unknown" if math.isinf(self.noise_ratio) else f"{self.noise_ratio:.2g}"
         return [
             *intercept,
             *(
-                (name, f"{value:.6g}")
-                for name, value in zip(self.names, self.coefficients, strict=True)
+                (name, f"{value:.6g}{_between(pair)}")
+                for name, value, pair in zip(self.names, self.coefficients, ranges, strict=True)
             ),
-            ("method", f"{self.method}, {self.n_models:,} groups"),
+            ("method", f"{self.method}{groups} ({self.choice})"),
             ("guarantee", str(self.guarantee)),
             *self.split.items(),
             ("accounting", self.accounting),
@@ -142,6 +161,18 @@ class Release:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
+def _pair(ends: list[float]) -> tuple[float, float] | None:
+    low, high = ends
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _between(pair: tuple[float, float] | None) -> str:
+    """Where a coefficient holds, in words."""
+    if pair is None:
+        return " (not seen above the noise)"
+    return "" if pair[1] == math.inf else f" for values from {pair[0]:.4g} to {pair[1]:.4g}"
+
+
 def release_of(
     plan: Plan,
     names: tuple[str, ...],
@@ -149,17 +180,21 @@ def release_of(
     intercept: float | None,
     guarantee: Guarantee,
     n_units_source: str,
+    ranges: NDArray[np.float64] | None = None,
 ) -> Release:
     """The release of a plan that was carried out."""
     verdicts = {
+        "moments": "the target's scale was seen and the rounds settled: released",
         "sequential": "every coefficient lies well inside the groups' votes: released",
         "joint": "the safety test passed: released",
     }
     return Release(
         method=plan.method,
+        choice=plan.choice,
         names=names,
         coefficients=coefficients,
         intercept=intercept,
+        ranges=None if ranges is None else tuple(map(_pair, ranges.tolist())),
         guarantee=guarantee,
         accounting=plan.accounting,
         split=plan.split(),

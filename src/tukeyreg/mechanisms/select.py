@@ -25,7 +25,7 @@ def release_vector(
 
 
 def summaries_of_models(models: Floats, curvature: Floats | None) -> GroupSummaries:
-    """Summaries of models trained elsewhere (docs/method.md, section 8).
+    """Summaries of models trained elsewhere (docs/method.md, section 9).
 
     With curvature H_i the factor is the triangle of H_i = R_i' R_i, without it the identity.
     """

@@ -2,7 +2,7 @@
 
 The plan fixes everything that the mechanisms need: the number of groups m, the split of the
 budget, and the probability that the release succeeds under a reference model. It is computed
-from public numbers alone (docs/method.md, section 6).
+from public numbers alone (docs/method.md, section 7).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from scipy.special import ndtri
 
 from tukeyreg.errors import InvalidInput
 from tukeyreg.mechanisms.joint import JointParameters
+from tukeyreg.mechanisms.moments import LEVELS, MomentsParameters
 from tukeyreg.mechanisms.noise import IntegerNoise
 from tukeyreg.mechanisms.randomness import Floats
 from tukeyreg.mechanisms.sequential import (
@@ -33,13 +34,12 @@ from tukeyreg.privacy.budget import (
     largest_stage_by_zcdp,
 )
 from tukeyreg.privacy.composition import largest_stage_by_divergence
+from tukeyreg.privacy.plan_moments import COUNT_SHARE, MomentsPlanner
 
 __all__ = ["Plan", "plan"]
 
-METHODS = ("sequential", "joint")
+METHODS = ("auto", "moments", "sequential", "joint")
 
-#: Share of the budget that pays for a private count of units.
-COUNT_SHARE = 0.01
 #: The noisy count is lowered so far that it exceeds the true one with at most this probability.
 COUNT_RISK = 1e-3
 
@@ -78,7 +78,11 @@ class Plan:
 
     Attributes
     ----------
-    method, neighboring : str
+    method : str
+        ``"moments"``, ``"sequential"`` or ``"joint"``.
+    choice : str
+        Why this method: given by the caller, or how ``"auto"`` decided.
+    neighboring : str
     n_units : int or None
         The number of units that the plan counts on (a lower bound of the true number); ``None``
         where m is given and nothing is known of the number of units.
@@ -88,9 +92,9 @@ class Plan:
     accounting : str
         How the parts of the budget are added up: ``"pure"``, ``"zCDP"``, ``"divergence"`` (the
         adaptive sequence itself, Lemma 3) or ``"test and selection"`` (Theorem 1).
-    n_models : int
-        m, the number of groups.
-    parameters : SequentialParameters or JointParameters
+    n_models : int or None
+        m, the number of groups; ``None`` for ``moments``, which has no groups.
+    parameters : MomentsParameters, SequentialParameters or JointParameters
         The split of the budget among the mechanism's steps.
     count : IntegerNoise or None
         The noise of the private count of units, where one is taken.
@@ -105,13 +109,14 @@ class Plan:
     """
 
     method: str
+    choice: str
     neighboring: str
     n_units: int | None
     n_coefficients: int
     budget: Budget
     accounting: str
-    n_models: int
-    parameters: SequentialParameters | JointParameters
+    n_models: int | None
+    parameters: MomentsParameters | SequentialParameters | JointParameters
     count: IntegerNoise | None
     success_probability: float
     noise_ratio: float
@@ -121,14 +126,18 @@ class Plan:
     @property
     def units_per_group(self) -> float | None:
         """Units in a group on average, where the number of units is known."""
-        return None if self.n_units is None else self.n_units / self.n_models
+        if self.n_units is None or self.n_models is None:
+            return None
+        return self.n_units / self.n_models
 
     def split(self) -> dict[str, str]:
         """The budget's parts in words."""
         parts: dict[str, str] = {}
         if self.count is not None:
             parts["private count of units"] = _words(self.count)
-        if isinstance(self.parameters, JointParameters):
+        if isinstance(self.parameters, MomentsParameters):
+            parts |= _moments_split(self.parameters, self.n_coefficients)
+        elif isinstance(self.parameters, JointParameters):
             p = self.parameters
             parts["safety test"] = f"epsilon = {p.test_epsilon:.4g}"
             parts["selection"] = (
@@ -147,14 +156,17 @@ class Plan:
             success = "more than 99.99 %"
         units = "not used: m is given" if self.n_units is None else f"{self.n_units:,}"
         per_group = "unknown" if self.units_per_group is None else f"{self.units_per_group:.1f}"
+        groups = []
+        if self.n_models is not None:
+            groups = [("groups (m)", f"{self.n_models:,}"), ("units per group", per_group)]
         rows = [
             ("method", self.method),
+            ("choice of method", self.choice),
             ("neighbouring data", self.neighboring),
             ("budget", str(self.budget)),
             ("units", units),
             ("coefficients", f"{self.n_coefficients}"),
-            ("groups (m)", f"{self.n_models:,}"),
-            ("units per group", per_group),
+            *groups,
             *self.split().items(),
             ("accounting", self.accounting),
             ("success probability", success),
@@ -178,13 +190,25 @@ def _words(noise: IntegerNoise) -> str:
     return f"{noise.law} noise of scale {noise.scale:.3g}, {name} = {noise.rate:.3g}"
 
 
+def _moments_split(p: MomentsParameters, d: int) -> dict[str, str]:
+    rounds = ", ".join(f"{rho:.3g}" for rho in p.round_rho)
+    locations = {f"{d} locations": f"epsilon = {p.location_epsilon:.3g} each"}
+    return (locations if p.location_epsilon else {}) | {
+        "scales": f"normal noise, rho = {p.profile_rho:.3g}",
+        "norms": f"normal noise, rho = {p.norm_rho:.3g} each of {LEVELS}",
+        "Gram matrices": f"normal noise, rho = {p.gram_rho:.3g} each of {LEVELS}",
+        "residuals": f"normal noise, rho = {p.residual_rho:.3g} each of {len(p.round_rho) + 1}",
+        "gradients": f"normal noise, rho = {rounds}",
+    }
+
+
 def plan(
     n: int,
     d: int,
     epsilon: float,
     delta: float,
     *,
-    method: str = "sequential",
+    method: str = "auto",
     neighboring: str = "add-remove",
     n_models: int | str = "auto",
     split: str | None = None,
@@ -199,10 +223,11 @@ def plan(
     d : int
         Number of coefficients, the intercept included.
     epsilon, delta : float
-    method : {"sequential", "joint"}
+    method : {"auto", "moments", "sequential", "joint"}
+        ``"auto"`` is ``moments``, unless ``delta=0`` or ``n_models`` ask for ``sequential``.
     neighboring : {"add-remove", "replace-one"}
     n_models : "auto" or int
-        The number of groups m.
+        The number of groups m; ``moments`` has none.
     split : None or "paper"
         For ``joint``: ``"paper"`` halves epsilon and restricts to depth m/4.
     private_count : bool, optional
@@ -212,12 +237,15 @@ def plan(
     Examples
     --------
     >>> print(plan(20_000, 9, 1.0, 1e-6))
-    method                             sequential
+    method                             moments
+    choice of method                   auto: delta > 0
     neighbouring data                  add-remove
     budget                             (epsilon = 1, delta = 1e-06)
     ...
     enough data                        yes
-    >>> plan(1_000, 9, 1.0, 1e-6).enough
+    >>> plan(1_500, 9, 1.0, 1e-6).enough
+    True
+    >>> plan(1_500, 9, 1.0, 1e-6, method="sequential").enough
     False
     """
     budget = Budget(epsilon, delta)
@@ -229,7 +257,8 @@ def plan(
     check_n_models(n_models)
     if private_count is None:
         private_count = neighboring == "add-remove" and n_models == "auto"
-    design = Design(method, neighboring, budget, split, private_count)
+    method, choice = choose(method, budget.delta, n_models)
+    design = Design(method, neighboring, budget, split, private_count, choice=choice)
     margin = count_margin(count_noise(design, int(d))) if private_count else 0
     return plan_units(int(n) - margin, int(d), design, n_models)
 
@@ -243,6 +272,8 @@ class Design:
     budget: Budget
     split: str | None
     private_count: bool
+    intercept: bool = True
+    choice: str = "given"
 
     def __post_init__(self) -> None:
         if self.split not in (None, "paper"):
@@ -256,11 +287,31 @@ class Design:
                 f"epsilon must be at least {SMALLEST_EPSILON:g}, got {self.budget.epsilon!r}: "
                 "below it no number of units that can be planned for is enough. Nothing was spent."
             )
-        if self.method == "joint" and self.budget.delta == 0:
+        if self.budget.delta == 0 and self.method in ("moments", "joint"):
+            reason = {
+                "moments": "its noise is normal",
+                "joint": "its safety test errs with probability delta",
+            }[self.method]
             raise InvalidInput(
-                "method='joint' needs delta > 0: its safety test errs with probability delta. "
+                f"method={self.method!r} needs delta > 0: {reason}. "
                 "Nothing was spent. Give a delta, or use method='sequential'."
             )
+
+
+def choose(method: str, delta: float, n_models: int | str) -> tuple[str, str]:
+    """The method, and why: decided by the arguments alone (docs/decisions/0005)."""
+    if method == "moments" and not isinstance(n_models, str):
+        raise InvalidInput(
+            "method='moments' has no groups, so n_models does not belong to it. "
+            "Nothing was spent. Leave it out, or use method='sequential'."
+        )
+    if method != "auto":
+        return method, "given"
+    if not isinstance(n_models, str):
+        return "sequential", "auto: n_models is given"
+    if delta == 0:
+        return "sequential", "auto: delta = 0"
+    return "moments", "auto: delta > 0"
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -301,7 +352,10 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
 
     A lower bound that comes from a noisy count may be below 1, and then counts as 1.
     """
-    model = _model(design, d)
+    if design.method == "moments":
+        assert lower is not None
+        return _plan_moments(lower, d, design)
+    model = _group_model(design, d)
     units = None if lower is None else max(1, lower)
     most = _LARGEST_N_MODELS
     if units is not None:
@@ -315,6 +369,7 @@ def plan_units(lower: int | None, d: int, design: Design, n_models: int | str) -
     noise = model.noise(m)
     result = Plan(
         design.method,
+        design.choice,
         design.neighboring,
         units,
         d,
@@ -343,7 +398,75 @@ def _groups_for(units: int, d: int, method: str, model: _Sequential | _Joint) ->
     return comfortable if better else fewest
 
 
-def _model(design: Design, d: int) -> _Sequential | _Joint:
+def _plan_moments(lower: int, d: int, design: Design) -> Plan:
+    planner, units = _moments_planner(design, d), max(1, lower)
+    result = Plan(
+        design.method,
+        design.choice,
+        design.neighboring,
+        units,
+        d,
+        design.budget,
+        planner.accounting(units),
+        None,
+        planner.parameters(units),
+        planner.count,
+        planner.success(units),
+        planner.noise(units),
+        planner.enough(units),
+    )
+    return result if result.enough else replace(result, advice=_moments_advice(lower, d, design))
+
+
+def _moments_planner(design: Design, d: int) -> MomentsPlanner:
+    return MomentsPlanner(
+        design.budget,
+        d,
+        design.private_count,
+        replace=design.neighboring == "replace-one",
+        intercept=design.intercept,
+    )
+
+
+def _moments_advice(lower: int, d: int, design: Design) -> tuple[str, ...]:
+    """What would be enough: more units, or more epsilon, or fewer columns."""
+
+    def margin(planner: MomentsPlanner) -> int:
+        return 0 if planner.count is None else count_margin(planner.count)
+
+    n = lower + margin(_moments_planner(design, d))
+
+    def enough(epsilon: float, columns: int) -> bool:
+        budget = Budget(epsilon, design.budget.delta)
+        planner = _moments_planner(replace(design, budget=budget), columns)
+        return planner.enough(n - margin(planner))
+
+    epsilon, planner = design.budget.epsilon, _moments_planner(design, d)
+    units = planner.fewest_units()
+    advice = [] if units is None else [f"{units + margin(planner):,} units"]
+    return (*advice, *_other_advice(enough, epsilon, d))
+
+
+def _other_advice(enough: Callable[[float, int], bool], epsilon: float, d: int) -> tuple[str, ...]:
+    """The smallest of some larger epsilons and the most columns that are enough."""
+    advice = []
+    factor = next((f for f in (1.5, 2, 3, 5, 10, 20, 50) if enough(f * epsilon, d)), None)
+    if factor:
+        advice.append(f"epsilon = {factor * epsilon:.3g}")
+    columns = _largest(lambda k: enough(epsilon, k), d - 1)
+    if columns:
+        plural = "s" if columns > 1 else ""
+        advice.append(f"{columns} coefficient{plural}, the intercept included")
+    return tuple(advice)
+
+
+def _model(design: Design, d: int) -> _Sequential | _Joint | MomentsPlanner:
+    if design.method == "moments":
+        return _moments_planner(design, d)
+    return _group_model(design, d)
+
+
+def _group_model(design: Design, d: int) -> _Sequential | _Joint:
     if design.method == "sequential":
         return _Sequential(design.budget, d, design.private_count)
     return _Joint(design.budget, d, design.private_count, design.split)
@@ -365,14 +488,14 @@ def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> t
     """What would be enough: more units (or groups), or more epsilon, or fewer columns."""
     given = None if isinstance(n_models, str) else n_models
     target = ENOUGH if given is None else ENOUGH_FOR_GIVEN_GROUPS
-    count = _model(design, d).count
+    count = _group_model(design, d).count
     # Another design counts with other noise, so what they have in common is n, not its bound.
     n = lower if lower is None or count is None else lower + count_margin(count)
 
     def fewest(epsilon: float, columns: int) -> tuple[int, int]:
         """Groups, and units for them, that another epsilon or number of columns needs."""
         budget = Budget(epsilon, design.budget.delta)
-        model = _model(replace(design, budget=budget), columns)
+        model = _group_model(replace(design, budget=budget), columns)
         groups = model.fewest_groups(target)
         return groups, _units_for(max(groups, given or 0), design.method, columns, model.count)
 
@@ -389,14 +512,7 @@ def _advice(lower: int | None, d: int, design: Design, n_models: int | str) -> t
     if n is not None and n < units and groups < _LARGEST_N_MODELS:
         more.append(f"{units:,} units")
     advice = [" and ".join(more)] if more else []
-    factor = next((f for f in (1.5, 2, 3, 5, 10, 20, 50) if enough(f * epsilon, d)), None)
-    if factor:
-        advice.append(f"epsilon = {factor * epsilon:.3g}")
-    columns = _largest(lambda k: enough(epsilon, k), d - 1)
-    if columns:
-        plural = "s" if columns > 1 else ""
-        advice.append(f"{columns} coefficient{plural}, the intercept included")
-    return tuple(advice)
+    return (*advice, *_other_advice(enough, epsilon, d))
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
