@@ -29,13 +29,23 @@ LEVELS = 2
 VOTE_WIDTH = 2.0**-36
 #: Exponents of the magnitudes of doubles; their histogram has one more cell, for zero.
 _LOWEST, _HIGHEST = -1074, 1025
-#: Standard deviations of the noise above which cells are seen anywhere, and beside seen ones.
-SEEN, SEEN_BESIDE = 4.5, 2.0
-#: The first cells to be seen need less where magnitudes are likelier: near 1, as of indicators.
-#: With these heights a column of noise alone is seen with probability at most _FALSE / 2.
-_FALSE = 0.05
-_LIKELIER = (1.0 + np.abs(np.arange(_LOWEST, _HIGHEST) - 1.0)) ** -1.5
-_HEIGHTS = np.sqrt(-2 * np.log(_FALSE * _LIKELIER / np.sum(_LIKELIER)))
+#: Standard deviations of the noise above which a cell beside seen ones is seen, too.
+SEEN_BESIDE = 2.0
+
+
+def _heights(false: float) -> Floats:
+    """How far above the noise a cell must rise so that noise alone is rarely taken for a column.
+
+    Less is asked where magnitudes are likelier: near 1, as of indicators. The probability that
+    any cell of noise rises so high is at most half of ``false``.
+    """
+    likelier = (1.0 + np.abs(np.arange(_LOWEST, _HIGHEST) - 1.0)) ** -1.5
+    return np.asarray(np.sqrt(-2 * np.log(false * likelier / np.sum(likelier))))
+
+
+#: For the first cells of a feature, which do little harm if they are noise; and for the target,
+#: and for more cells of a feature, where noise would hide what is there.
+HEIGHTS, SURE_HEIGHTS = _heights(0.05), _heights(1e-4)
 #: Share of a unit square's mean in [1/2, 1): of x**2 over an octave.
 _OCTAVE_MEAN_SQUARE = 7 / 12
 #: Norms are counted in quarter octaves from sqrt(d) / 4 to 4 sqrt(d).
@@ -43,7 +53,7 @@ _NORM_CELLS = 16
 #: Eigenvalues are raised by this multiple of sigma sqrt(d), and to this share of their mean.
 _RIDGE, _LEAST_EIGENVALUE = 0.9, 0.02
 #: A later round is preferred unless its residuals are that much larger than the smallest.
-_TOLERANCE = 1.3
+_TOLERANCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +193,8 @@ class _Fit:
         sigma = self._sigma(math.sqrt(len(counts)), self._parameters.profile_rho)
         noisy = self._randomness.gaussian(counts, sigma)
         scales = np.array([scale_of_profile(row, sigma) or math.inf for row in noisy])
+        # A feature that is nothing but noise does little harm; a target would make up the model.
+        scales[-1] = scale_of_profile(noisy[-1], sigma, SURE_HEIGHTS) or math.inf
         # What varies less than a location is known to is a constant.
         scales[scales <= 2 * VOTE_WIDTH * np.abs(location)] = math.inf
         return scales
@@ -298,7 +310,7 @@ def profile(magnitudes: Floats) -> Integers:
     return np.bincount(exponents, minlength=_HIGHEST - _LOWEST + 1).astype(np.int64)
 
 
-def scale_of_profile(noisy: Floats, sigma: float) -> float | None:
+def scale_of_profile(noisy: Floats, sigma: float, heights: Floats = HEIGHTS) -> float | None:
     """The root mean square from a noisy profile, or ``None`` where nothing rises above the noise.
 
     The octave is seen, or the two or three side by side, that rise highest above what noise
@@ -314,10 +326,10 @@ def scale_of_profile(noisy: Floats, sigma: float) -> float | None:
     True
     """
     zeros, cells = float(noisy[0]), noisy[1:]
-    height, first, last = max(_highest(cells / sigma, span) for span in (1, 2, 3))
+    height, first, last = max(_highest(cells / sigma, span, heights) for span in (1, 2, 3))
     if height < 0:
-        return 0.0 if zeros > SEEN * sigma else None
-    seen = cells > SEEN * sigma
+        return 0.0 if zeros > SURE_HEIGHTS.min() * sigma else None
+    seen = cells > SURE_HEIGHTS * sigma
     seen[first : last + 1] = True
     seen = _with_neighbours(seen, cells > SEEN_BESIDE * sigma)
     found = np.where(seen, np.maximum(cells, 0.0), 0.0)
@@ -337,11 +349,11 @@ def _with_neighbours(seen: NDArray[np.bool_], likely: NDArray[np.bool_]) -> NDAr
     return np.asarray(seen | (likely & np.isin(runs, runs[near & likely])))
 
 
-def _highest(cells: Floats, span: int) -> tuple[float, int, int]:
+def _highest(cells: Floats, span: int, heights: Floats) -> tuple[float, int, int]:
     """Of all runs of so many cells the one highest above what noise reaches, and where it is."""
     sums = np.convolve(cells, np.ones(span), "valid") / math.sqrt(span)
     middle = (span - 1) // 2
-    above = sums - _HEIGHTS[middle : middle + len(sums)]
+    above = sums - heights[middle : middle + len(sums)]
     at = int(np.argmax(above))
     return float(above[at]), at, at + span - 1
 
@@ -392,6 +404,7 @@ def _in_raw_units(map: RowMap, model: Floats, seen: NDArray[np.bool_]) -> Model:
         centre = float(standard[0]) * map.target_scale + map.target_location if first else 0.0
         intercept = float(np.nan_to_num(centre - float(slopes @ map.location)))
         half = REACH * map.scale
-        ranges[seen] = np.column_stack([map.location - half, map.location + half])
+        ends = np.column_stack([map.location - half, map.location + half])
+        ranges[seen] = np.clip(ends, -LARGEST, LARGEST)
     coefficients[seen] = slopes
     return Model(coefficients, intercept, ranges)

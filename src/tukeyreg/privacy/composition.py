@@ -223,11 +223,14 @@ def largest_normal_by_divergence(
     )
     if not applies:
         return start
-    low, high = start, 1.5 * start
-    for _ in range(12):
+
+    def fits(rho: float) -> bool:
+        return sequence_delta(epsilon, stages, stage_epsilon, before, (), rho) <= delta
+
+    low, high = start, 1.25 * start
+    while fits(high):
+        low, high = high, 1.25 * high
+    for _ in range(10):
         middle = (low + high) / 2
-        if sequence_delta(epsilon, stages, stage_epsilon, before, (), middle) <= delta:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low

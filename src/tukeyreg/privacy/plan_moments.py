@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from scipy.special import ndtr
 
-from tukeyreg.mechanisms.moments import LEVELS, SEEN, MomentsParameters
+from tukeyreg.mechanisms.moments import LEVELS, MomentsParameters
 from tukeyreg.mechanisms.noise import IntegerNoise
 from tukeyreg.privacy.budget import Budget, largest_rho
 from tukeyreg.privacy.composition import largest_normal_by_divergence
@@ -45,6 +45,8 @@ _PILOT_UNITS, _VOTERS = 1 << 17, 1 << 14
 #: Noise of the Gram matrices, as a share of them, that the pilot must not exceed.
 _PILOT_GRAM_NOISE = 0.05
 
+#: How far above its noise the target's histogram must rise, for magnitudes up to a million.
+_SEEN = 5.5
 #: Share of normal magnitudes in the three octaves that hold the most.
 _THREE_OCTAVES = 0.757
 #: Minus the logarithm of what the base measure gives to a typical column's bulk, and room.
@@ -103,7 +105,7 @@ class MomentsPlanner:
         p = self.parameters(n)
         pilot = n / p.pilot
         sigma = self._wider * math.sqrt(self.columns / (2 * p.profile_rho))
-        seen = float(ndtr(_THREE_OCTAVES * pilot / (math.sqrt(3) * sigma) - SEEN))
+        seen = float(ndtr(_THREE_OCTAVES * pilot / (math.sqrt(3) * sigma) - _SEEN))
         gain = p.location_epsilon * pilot / p.voters / (4 if self.replace else 2)
         wild = self.medians * math.exp(min(0.0, _BASE_MEASURE_COST - gain))
         return max(0.0, seen * (1 - wild))
@@ -150,7 +152,8 @@ def _parameters(planner: MomentsPlanner, n: float) -> tuple[MomentsParameters, s
     before = () if planner.count is None else (planner.count.rate,)
     location = 0.0
     if medians:
-        location = _bounded(medians * (_MEDIAN_NEED / n) ** 2 / 8, whole, _SCALE_SHARES)
+        need = _MEDIAN_NEED * (2 if planner.replace else 1)
+        location = _bounded(medians * (need / n) ** 2 / 8, whole, _SCALE_SHARES)
     epsilon = math.sqrt(8 * location / max(1, medians))
     by_zcdp = (whole - sum(before) - location) * (1 - 1e-9)
     found = largest_normal_by_divergence(
@@ -176,7 +179,7 @@ def _parameters(planner: MomentsPlanner, n: float) -> tuple[MomentsParameters, s
     noise = min(_NORM_NOISE[0], max(_NORM_NOISE[1], bound * unit_noise))
     way = math.log(_NORM_NOISE[0] / noise) / math.log(_NORM_NOISE[0] / _NORM_NOISE[1])
     pilot = max(1, int(n / max(_PILOT_UNITS, *(2 * need for need in needs))))
-    voters = max(_VOTERS, 2 * _MEDIAN_NEED / epsilon) if medians else _VOTERS
+    voters = max(_VOTERS, 4 * _MEDIAN_NEED / epsilon) if medians else _VOTERS
     parameters = MomentsParameters(
         location_epsilon=epsilon,
         profile_rho=profile,
