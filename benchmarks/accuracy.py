@@ -62,6 +62,7 @@ def real(data: Path, runs: int) -> None:
     found = tables.load(data)
     for name in tables.RAW:
         if name in found:
+            show(name, *found[name], "auto", None, runs)
             show(name, *found[name], "sequential", least[name], runs)
             show(name, *found[name], "joint", None, runs)
 
