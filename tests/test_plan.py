@@ -16,6 +16,7 @@ from scipy import stats
 
 import tukeyreg
 from law_checks import P_LIMIT
+from plan_advice import amount, with_advice
 from tukeyreg import InvalidInput
 from tukeyreg.mechanisms.randomness import Randomness
 from tukeyreg.mechanisms.sequential import PrivateMedian, depth_of, verdict_threshold
@@ -337,22 +338,8 @@ def test_a_promise_of_another_epsilon_is_convicted(monkeypatch, factor):
 # ---------------------------------------------------------------- advice
 
 
-def amount(advice):
-    return re.search(r"[\d,.e+-]*\d", advice)[0].replace(",", "")
-
-
 def followed(advice, **options):
-    for part in advice.split(" and "):
-        if part.endswith("units"):
-            options["n"] = int(amount(part))
-        elif part.endswith("groups"):
-            options["n_models"] = int(amount(part))
-        elif part.startswith("epsilon"):
-            options["epsilon"] = float(amount(part))
-        else:
-            assert part.endswith("the intercept included")
-            options["d"] = int(amount(part))
-    return plan(**options)
+    return plan(**with_advice(advice, options))
 
 
 @pytest.mark.parametrize("method", ["sequential", "joint"])

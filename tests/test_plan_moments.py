@@ -15,6 +15,7 @@ from scipy import stats
 
 import tukeyreg
 from law_checks import P_LIMIT
+from plan_advice import amount, with_advice
 from tukeyreg import InvalidInput
 from tukeyreg.mechanisms import moments
 from tukeyreg.mechanisms.randomness import Randomness
@@ -331,19 +332,8 @@ def test_releases_are_refused_as_rarely_as_promised(epsilon, d, more, slope):
 # ---------------------------------------------------------------- advice
 
 
-def amount(advice):
-    return re.search(r"[\d,.e+-]*\d", advice)[0].replace(",", "")
-
-
 def followed(advice, **options):
-    if advice.endswith(" units"):
-        options["n"] = int(amount(advice))
-    elif advice.startswith("epsilon = "):
-        options["epsilon"] = float(amount(advice))
-    else:
-        assert advice.endswith("the intercept included")
-        options["d"] = int(amount(advice))
-    return plan(**options)
+    return plan(**with_advice(advice, options))
 
 
 ADVISED = [
