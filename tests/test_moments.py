@@ -90,7 +90,7 @@ def loss_width(law, other):
 def steps(parameters, columns):
     """How many draws a fit that settles asks for."""
     rounds = len(parameters.round_rho)
-    return columns + 1 + 2 + 2 * 2 + 2 * rounds + 1
+    return columns + 2 + 2 + 2 * 2 + 2 * rounds + 1
 
 
 EXTREME = [0.0, 1.0, -1.0, 1e-300, 1e6, -1e9, 1e300, -1.7e308]

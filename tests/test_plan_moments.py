@@ -240,6 +240,8 @@ def test_a_larger_epsilon_or_delta_or_fewer_columns_need_fewer_units(replaced, i
     by_columns = [fewest(d, 1.0, 1e-6) for d in (40, 20, 10, 5, 2)]
     for needed in (by_epsilon, by_delta, by_columns):
         assert needed == sorted(needed, reverse=True)
+    # A few columns more can cost nothing where it is the target's histogram that needs units.
+    for needed in (by_epsilon, by_delta, by_columns[:3]):
         assert len(set(needed)) == len(needed)
 
 

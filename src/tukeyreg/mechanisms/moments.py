@@ -17,7 +17,14 @@ from tukeyreg.mechanisms.randomness import Floats, Integers, Randomness
 from tukeyreg.mechanisms.sequential import PrivateMedian
 from tukeyreg.summaries.rows import REACH, RowMap, ShrunkRows, UnitRows
 
-__all__ = ["LEVELS", "Model", "MomentsParameters", "release", "scale_of_profile"]
+__all__ = [
+    "LEVELS",
+    "Model",
+    "MomentsParameters",
+    "release",
+    "scale_of_profile",
+    "target_weight",
+]
 
 LARGEST = float(np.finfo(np.float64).max)
 #: Smallest scale: what divides by it may overflow, and is bounded then.
@@ -190,11 +197,16 @@ class _Fit:
                 for j, centre in enumerate(location.tolist())
             ]
         )
-        sigma = self._sigma(math.sqrt(len(counts)), self._parameters.profile_rho)
-        noisy = self._randomness.gaussian(counts, sigma)
-        scales = np.array([scale_of_profile(row, sigma) or math.inf for row in noisy])
+        p = len(counts) - 1
+        weight = target_weight(p)
+        sigma = self._sigma(math.sqrt(p + weight**2), self._parameters.profile_rho)
+        noisy = self._randomness.gaussian(counts[:-1], sigma)
+        found = [scale_of_profile(row, sigma) for row in noisy]
         # A feature that is nothing but noise does little harm; a target would make up the model.
-        scales[-1] = scale_of_profile(noisy[-1], sigma, SURE_HEIGHTS) or math.inf
+        sigma /= weight
+        noisy = self._randomness.gaussian(counts[-1], sigma)
+        found.append(scale_of_profile(noisy, sigma, SURE_HEIGHTS))
+        scales = np.array([scale or math.inf for scale in found])
         # What varies less than a location is known to is a constant.
         scales[scales <= 2 * VOTE_WIDTH * np.abs(location)] = math.inf
         return scales
@@ -294,6 +306,14 @@ class _Fit:
 def _minus(values: Floats, centre: float) -> Floats:
     with np.errstate(over="ignore"):
         return np.asarray(values - centre)
+
+
+def target_weight(p: int) -> float:
+    """By how much less noise the target's histogram gets than those of p features.
+
+    It counts as so many features in the norm of the whole, so this costs them a ninth at most.
+    """
+    return max(1.0, math.sqrt(p) / 2)
 
 
 def profile(magnitudes: Floats) -> Integers:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from scipy.special import ndtr
 
-from tukeyreg.mechanisms.moments import LEVELS, MomentsParameters
+from tukeyreg.mechanisms.moments import LEVELS, MomentsParameters, target_weight
 from tukeyreg.mechanisms.noise import IntegerNoise
 from tukeyreg.privacy.budget import Budget, largest_rho
 from tukeyreg.privacy.composition import largest_normal_by_divergence
@@ -51,6 +51,8 @@ _SEEN = 5.5
 _THREE_OCTAVES = 0.757
 #: Minus the logarithm of what the base measure gives to a typical column's bulk, and room.
 _BASE_MEASURE_COST = 9.0
+#: The share of units by which the noise of a histogram of residuals may move it.
+_SETTLING = 0.2
 #: Norm of the last gradient's noise against that of the residuals' own: more is not worth it.
 _MOST_NOISE = 1 / 4
 
@@ -101,14 +103,21 @@ class MomentsPlanner:
         return _parameters(self, _rounded(n))[1]
 
     def success(self, n: int) -> float:
-        """That locations are not wild and the target's scale is seen, for normal columns."""
+        """That locations are not wild, the target's scale is seen and the rounds settle.
+
+        For normal columns. The last of the three is fitted to simulations.
+        """
         p = self.parameters(n)
         pilot = n / p.pilot
-        sigma = self._wider * math.sqrt(self.columns / (2 * p.profile_rho))
+        features = self.columns - 1
+        weight = target_weight(features)
+        sigma = self._wider * math.sqrt((features + weight**2) / (2 * p.profile_rho)) / weight
         seen = float(ndtr(_THREE_OCTAVES * pilot / (math.sqrt(3) * sigma) - _SEEN))
         gain = p.location_epsilon * pilot / p.voters / (4 if self.replace else 2)
         wild = self.medians * math.exp(min(0.0, _BASE_MEASURE_COST - gain))
-        return max(0.0, seen * (1 - wild))
+        error = self._wider / math.sqrt(2 * p.residual_rho) / pilot
+        settled = 1 - 2 * float(ndtr(-_SETTLING / error))
+        return max(0.0, seen * (1 - wild) * settled)
 
     def gradient_noise(self, n: int) -> float:
         """The norm of the last gradient's noise over n, in units of the residuals' scale."""
