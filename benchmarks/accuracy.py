@@ -86,7 +86,7 @@ def refusals(runs: int) -> None:
         rng = np.random.default_rng(0)
         X = rng.normal(size=(n, d))
         y = X @ rng.normal(size=d) + rng.normal(size=n)
-        promised = plan(n, d + 1, EPSILON, DELTA)
+        promised = plan(n, d + 1, EPSILON, DELTA, method="sequential")
         _, refused, short = fits(X, y, "sequential", runs)
         print(
             f"  n = {n:,}, d = {d}, m = {promised.n_models}, promised "

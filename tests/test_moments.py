@@ -1,8 +1,8 @@
 """`moments` on neighbouring data with the same past: what each step gives away, added up.
 
-A fit on D is recorded. Then D' is fitted with every random draw answered as it was for D, so that
-all steps have the same past, as in the proof of Theorem 4. The arguments of the draws are what may
-differ: shifts of sums under normal noise, and the depths that medians are drawn by.
+`tukeyreg.privacy.replay` fits D' with every random draw answered as it was for D, as in the proof
+of Theorem 4. What may differ are the arguments of the draws: shifts of sums under normal noise, and
+the depths that medians are drawn by.
 """
 
 import math
@@ -16,75 +16,25 @@ from hypothesis import strategies as st
 from tukeyreg.mechanisms import moments
 from tukeyreg.mechanisms.moments import profile, scale_of_profile
 from tukeyreg.mechanisms.randomness import Randomness
-from tukeyreg.mechanisms.sequential import PrivateMedian
+from tukeyreg.privacy import replay as referee
 from tukeyreg.privacy.budget import Budget
 from tukeyreg.privacy.plan_moments import MomentsPlanner
+from tukeyreg.privacy.replay import replay
 from tukeyreg.summaries import rows as kernel
 from tukeyreg.summaries.rows import UnitRows
 
 BUDGET = Budget(3.0, 1e-5)
 
 
-class Tape:
-    """Records draws and their arguments, or answers them from a recording."""
-
-    def __init__(self, seed=None, answers=None, coins=None):
-        self.source = Randomness(seed) if answers is None else None
-        self.answers = [] if answers is None else list(answers)
-        self.asked, self.coins = [], coins
-
-    def answer(self, question, draw):
-        at = len(self.asked)
-        self.asked.append(question)
-        if self.source is not None:
-            self.answers.append(draw())
-        return self.answers[at]
-
-    def gaussian(self, values, sigma):
-        return self.answer((values.copy(), sigma), lambda: self.source.gaussian(values, sigma))
-
-    def below(self, bound, size):
-        assert size == len(self.coins)
-        return self.coins % bound
-
-
-class TapedMedian(PrivateMedian):
-    def sample(self, tape):
-        return tape.answer(self, lambda: super(TapedMedian, self).sample(tape.source))
-
-
-def given_away(rows, other, parameters, intercept=True, seed=0, coins=(None, None)):
-    """Losses of a recorded fit: normal shifts in rho, and the widest loss of a median."""
-    plain, moments.PrivateMedian = moments.PrivateMedian, TapedMedian
-    try:
-        with np.errstate(all="ignore"):
-            first = Tape(seed, coins=coins[0])
-            moments.release(rows, intercept, parameters, first)
-            second = Tape(answers=first.answers, coins=coins[1])
-            moments.release(other, intercept, parameters, second)
-    finally:
-        moments.PrivateMedian = plain
-    assert len(first.asked) == len(second.asked)
-    rho, width, medians = 0.0, 0.0, 0
-    for question, changed in zip(first.asked, second.asked, strict=True):
-        if isinstance(question, PrivateMedian):
-            width, medians = max(width, loss_width(question, changed)), medians + 1
-            continue
-        (values, sigma), (new, same) = question, changed
-        assert sigma == same
-        shift = (values.astype(object) - new.astype(object)).reshape(-1)
-        rho += float(sum(x * x for x in shift.tolist())) / (2 * sigma**2)
-    return rho, width, medians, len(first.asked)
-
-
-def loss_width(law, other):
-    """Width of the range of the loss of one median: the exponent times that of the depths."""
-    ends = np.concatenate([law._lower, law._upper, other._lower, other._upper, [0.0, 1.0, -1.0]])
-    ends = np.unique(ends)
-    points = np.concatenate([ends, ends[1:] / 2 + ends[:-1] / 2, [-1e308, 1e308]])
-    change = [law._depth(point) - other._depth(point) for point in points.tolist()]
-    assert law._epsilon == other._epsilon
-    return law._epsilon / 2 * (max(change) - min(change))
+def given_away(rows, other, parameters, intercept=True, seed=0, coins=None):
+    """Normal shifts in rho, the widest loss of a median, and how many medians and draws."""
+    found = replay(rows, other, parameters, intercept=intercept, seed=seed, coins=coins)
+    losses = found.median_losses
+    width = max(losses, default=0.0)
+    as_planned = found.rho <= parameters.gaussian_rho
+    as_planned &= width <= parameters.location_epsilon * (1 + 1e-12)
+    assert (found.delta(BUDGET.epsilon) <= BUDGET.delta) >= as_planned
+    return found.rho, width, len(losses), found.draws
 
 
 def steps(parameters, columns):
@@ -207,12 +157,12 @@ def break_norms(monkeypatch):
 
 
 def break_medians(monkeypatch):
-    plain = TapedMedian.__init__
+    plain = referee._TapedMedian.__init__
 
     def louder(self, votes, epsilon, width=0.0):
         plain(self, votes, 2 * epsilon, width)
 
-    monkeypatch.setattr(TapedMedian, "__init__", louder)
+    monkeypatch.setattr(referee._TapedMedian, "__init__", louder)
 
 
 def break_residuals(monkeypatch):
@@ -232,12 +182,12 @@ def break_centre(monkeypatch):
 
 
 def break_gram_noise(monkeypatch):
-    plain = Tape.gaussian
+    plain = referee._Tape.gaussian
 
     def quieter(self, values, sigma):
         return plain(self, values, sigma / 2 if sigma > 1e6 else sigma)
 
-    monkeypatch.setattr(Tape, "gaussian", quieter)
+    monkeypatch.setattr(referee._Tape, "gaussian", quieter)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +210,7 @@ def test_a_part_of_the_units_gives_away_no_more(units):
     coins[one] = 0
     fewer = rows.of_units(~one)
 
-    class Coins(Tape):
-        def below(self, bound, size):
-            current = self.coins[self.coins % 2 == 0] // 2 if size < len(self.coins) else self.coins
-            assert len(current) == size
-            return current % bound
-
-    moments_tape, globals()["Tape"] = Tape, Coins
-    try:
-        rho, width, _, asked = given_away(
-            rows, fewer, parameters, seed=3, coins=(coins, coins[~one])
-        )
-    finally:
-        globals()["Tape"] = moments_tape
+    rho, width, _, asked = given_away(rows, fewer, parameters, seed=3, coins=(coins, coins[~one]))
     assert asked == steps(parameters, 3)
     assert 0 < rho <= parameters.gaussian_rho
     assert 0 < width <= parameters.location_epsilon * (1 + 1e-12)

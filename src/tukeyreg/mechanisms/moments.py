@@ -131,9 +131,16 @@ class Model:
 
 
 def release(
-    rows: UnitRows, intercept: bool, parameters: MomentsParameters, randomness: Randomness
+    rows: UnitRows,
+    intercept: bool,
+    parameters: MomentsParameters,
+    randomness: Randomness,
+    *,
+    median: type[PrivateMedian] = PrivateMedian,
 ) -> Model | None:
     """A model by noisy moments, or ``None`` when the verdict refuses.
+
+    ``median`` is the law of a location; another one is for ``tukeyreg.privacy.replay``.
 
     Notes
     -----
@@ -142,15 +149,21 @@ def release(
     mechanisms that together have the sensitivity of ``gaussian_rho``. What they add up to is
     the business of ``tukeyreg.privacy``.
     """
-    return _Fit(rows, intercept, parameters, randomness).run()
+    return _Fit(rows, intercept, parameters, randomness, median).run()
 
 
 class _Fit:
     def __init__(
-        self, rows: UnitRows, intercept: bool, parameters: MomentsParameters, randomness: Randomness
+        self,
+        rows: UnitRows,
+        intercept: bool,
+        parameters: MomentsParameters,
+        randomness: Randomness,
+        median: type[PrivateMedian],
     ) -> None:
         self._rows, self._intercept = rows, intercept
         self._parameters, self._randomness = parameters, randomness
+        self._median = median
         self._pilot = self._one_in(parameters.pilot, rows)
         #: One replaced unit takes one vector from a sum and gives another.
         self._wider = math.sqrt(2) if parameters.replace else 1.0
@@ -182,7 +195,7 @@ class _Fit:
         epsilon = self._parameters.location_epsilon * (1 if self._parameters.replace else 2)
         return np.array(
             [
-                PrivateMedian(voters.medians(voters.column(j)), epsilon, VOTE_WIDTH).sample(
+                self._median(voters.medians(voters.column(j)), epsilon, VOTE_WIDTH).sample(
                     self._randomness
                 )
                 for j in range(p + 1)

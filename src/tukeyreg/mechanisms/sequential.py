@@ -112,6 +112,19 @@ class PrivateMedian:
                 self._upper = np.minimum(ordered + half, LARGEST)
         self._epsilon = epsilon
 
+    @property
+    def epsilon(self) -> float:
+        """Twice the factor of the depth in the exponent."""
+        return self._epsilon
+
+    def depth_changes(self, other: PrivateMedian) -> list[int]:
+        """The depth less that among other votes, at all points where it can differ."""
+        ends = [law._lower for law in (self, other)] + [law._upper for law in (self, other)]
+        marks = np.unique(np.concatenate([*ends, [-1.0, 0.0, 1.0]]))
+        between = marks[1:] / 2 + marks[:-1] / 2
+        points = np.concatenate([marks, between, [-LARGEST, LARGEST]]).tolist()
+        return [self._depth(point) - other._depth(point) for point in points]
+
     def _depth(self, point: float) -> int:
         below = np.count_nonzero(self._lower <= point)
         return int(min(below, np.count_nonzero(self._upper >= point)))

@@ -29,7 +29,7 @@ _TAIL_ERROR = 1e-11
 
 def _cells(stages: int) -> int:
     """Grid cells per stage epsilon: as many as keep the computation well below a second."""
-    return min(64, int(math.sqrt(1.6e6 / stages**1.5)))
+    return min(64, int(math.sqrt(1.6e6 / max(1, stages) ** 1.5)))
 
 
 def _cells_beside_normal(stages: int) -> int:
@@ -146,11 +146,13 @@ def sequence_delta(
     >>> exact < sequence_delta(0.0, 1, 1.0) < 1.05 * exact
     True
     """
-    cells = _cells_beside_normal(stages) if normal else _cells(stages)
     deviation = math.sqrt(stages) * stage_epsilon / 2 + math.sqrt(
         2 * sum((*before, *after, normal))
     )
-    step = stage_epsilon / cells if stages else deviation / 200
+    if deviation == 0:  # nothing at all
+        return max(0.0, -math.expm1(epsilon))
+    cells = _cells_beside_normal(stages) if normal else _cells(stages)
+    step = stage_epsilon / cells if stages else max(deviation / 200, abs(epsilon) / 4000)
     grid = _Grid(epsilon, step, deviation, stage_epsilon, normal)
     for rate in reversed(after):
         grid.gaussian_step(rate)
