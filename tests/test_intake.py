@@ -584,7 +584,7 @@ def test_other_identifiers(units, keys):
         None,
         math.nan,
         np.float64("nan"),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         pd.NA,
         pd.NaT,
         Decimal("NaN"),

@@ -159,7 +159,7 @@ class _Fit:
         intercept: bool,
         parameters: MomentsParameters,
         randomness: Randomness,
-        median: type[PrivateMedian],
+        median: type[PrivateMedian] = PrivateMedian,
     ) -> None:
         self._rows, self._intercept = rows, intercept
         self._parameters, self._randomness = parameters, randomness
@@ -361,7 +361,7 @@ def scale_of_profile(noisy: Floats, sigma: float, heights: Floats = HEIGHTS) -> 
     zeros, cells = float(noisy[0]), noisy[1:]
     height, first, last = max(_highest(cells / sigma, span, heights) for span in (1, 2, 3))
     if height < 0:
-        return 0.0 if zeros > SURE_HEIGHTS.min() * sigma else None
+        return 0.0 if zeros > float(np.min(SURE_HEIGHTS)) * sigma else None
     seen = cells > SURE_HEIGHTS * sigma
     seen[first : last + 1] = True
     seen = _with_neighbours(seen, cells > SEEN_BESIDE * sigma)

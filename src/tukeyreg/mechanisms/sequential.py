@@ -148,7 +148,7 @@ class PrivateMedian:
         low, high, depths = self._pieces
         scale = halving_table(self._epsilon, len(self._lower))
         at_zero = self._depth(0.0)
-        top = max(int(depths.max()), at_zero)
+        top = max(int(np.max(depths)), at_zero)
         masses = np.concatenate([[ATOM], (1 - ATOM) * base_measure(low, high)])
         depth_of_piece = np.concatenate([[at_zero], depths])
         return Weights(masses * scale[top - depth_of_piece], 32 * UNIT, self._exact_weights)

@@ -92,7 +92,7 @@ class _Grid:
         self._values = worst
 
     def _average(self, shift: NDArray[np.int_], mass: Floats) -> Floats:
-        n, most, least = len(self._values), int(shift.max()), int(shift.min())
+        n, most, least = len(self._values), int(np.max(shift)), int(np.min(shift))
         padded = self._padded(max(0, most), max(0, -least))
         total = np.zeros(n)
         start = max(0, most)

@@ -745,7 +745,7 @@ def _joint_candidate(
     distance = _reference_distance(log_volume, log_mass, parameters)
     success = _pass_probability(distance, test, budget.delta)
     shells = log_mass[parameters.restriction_depth - 1 :]
-    weights = np.exp(shells - shells.max())
+    weights = np.exp(shells - np.max(shells))
     half_width = -_normal_quantiles(m)[parameters.restriction_depth - 1 : m // 2]
     variance = float(np.sum(weights * half_width**2 / 3) / weights.sum())
     return parameters, success, math.sqrt(m * variance)
