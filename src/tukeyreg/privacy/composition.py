@@ -34,7 +34,7 @@ def _cells(stages: int) -> int:
 
 def _cells_beside_normal(stages: int) -> int:
     """The same where stages cost little beside normal noise."""
-    return min(24, max(8, int(math.sqrt(2.5e5 / max(1, stages) ** 1.5))))
+    return min(24, max(6, int(math.sqrt(2.5e5 / max(1, stages) ** 1.5))))
 
 
 class _Grid:
