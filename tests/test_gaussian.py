@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from law_checks import P_LIMIT
 from tukeyreg.mechanisms.randomness import _QUANTILE_ERROR, Randomness
 
-SIGMAS = [2.0**-30, 0.37, 60.0, 1e7, 3e11, 2.0**59]
+SIGMAS = [2.0**-30, 0.37, 60.0, 1e7, 3e11, 2.0**59, 2.0**80]
 
 
 def grid(sigma):
@@ -42,7 +42,7 @@ def test_both_ways_decide_alike(values, sigma, seed):
 
 @pytest.mark.parametrize("sigma", SIGMAS[1:])
 def test_results_lie_on_the_grid_and_move_with_the_values(sigma):
-    values = np.arange(-300, 300, dtype=np.int64) * max(1, int(sigma) // 700)
+    values = np.arange(-300, 300, dtype=np.int64) * min(2**52, max(1, int(sigma) // 700))
     noisy = Randomness(seed=2).gaussian(values, sigma)
     steps = noisy / grid(sigma)
     assert np.array_equal(steps, np.rint(steps))
@@ -53,6 +53,12 @@ def test_results_lie_on_the_grid_and_move_with_the_values(sigma):
 def test_a_sum_that_does_not_fit_is_refused():
     with pytest.raises(OverflowError):
         Randomness(seed=0).gaussian(np.array([2**45]), 0.3)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 2.0**-31, 2.0**81, math.inf, math.nan])
+def test_noise_that_does_not_fit_is_refused(sigma):
+    with pytest.raises(OverflowError):
+        Randomness(seed=0).gaussian(np.array([1]), sigma)
 
 
 def test_shapes_and_empty_arrays():

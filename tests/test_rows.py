@@ -62,11 +62,11 @@ def model_of(map, seed):
 
 
 @settings(**LENIENT)
-@given(cases, st.floats(0, 1, exclude_max=True))
-def test_sums_without_a_unit_differ_by_that_unit_and_nothing_else(case, where):
+@given(cases, st.floats(0, 1, exclude_max=True), st.sampled_from([1.0, 1e-9, 1e9, 1e15, 1e300]))
+def test_sums_without_a_unit_differ_by_that_unit_and_nothing_else(case, where, size):
     n, p, seed, units, kind, intercept = case
     rows, map = some_rows(n, p, seed, units, kind), some_map(p, seed, intercept)
-    model = model_of(map, seed)
+    model = model_of(map, seed) * size
     one, others = of_unit(rows, int(where * rows.n_units))
     assert np.array_equal(
         map.shrunk(rows).gram(), map.shrunk(others).gram() + map.shrunk(one).gram()
@@ -219,3 +219,18 @@ def test_choosing_units_keeps_their_rows_in_order():
     assert chosen.codes.tolist() == [0, 1, 0, 1]
     assert chosen.n_units == 2
     assert rows.of_units(np.ones(3, dtype=bool)) is rows
+
+
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e15, 1e300])
+def test_products_with_any_coefficients_are_exact(size):
+    """However far the rounds went astray, no sum depends on the order of its terms."""
+    map = some_map(30, 2)
+    rows = some_rows(200, 30, 2)
+    shrunk = map.shrunk(rows)
+    integers, bits = shrunk._integer_model(model_of(map, 2) * size)
+    assert np.array_equal(integers, np.rint(integers))
+    assert np.abs(integers).sum() * map.radius * 2**map.grid_bits <= 2.0**53
+    vectors, _ = shrunk._block(slice(0, 200))
+    backwards = integers[::-1] @ vectors[::-1]
+    assert np.array_equal(integers @ vectors, backwards)
+    assert (bits == 0) == (size > 1e6)

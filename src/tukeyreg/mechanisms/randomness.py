@@ -230,7 +230,7 @@ class Randomness:
         ----------
         values : array of int64
         sigma : float
-            From 2**-30 to 2**60, and at least 2**-40 of the largest value.
+            From 2**-30 to 2**80, and at least 2**-40 of the largest value.
 
         Examples
         --------
@@ -238,6 +238,8 @@ class Randomness:
         >>> bool(abs(noisy.mean() - 10**6) < 0.5 and 2.8 < noisy.std() < 3.2)
         True
         """
+        if not 2.0**-30 <= sigma <= 2.0**80:
+            raise OverflowError("noise of this width does not fit its grid")
         exponent = math.frexp(sigma)[1] - 21
         width = math.ldexp(sigma, -exponent)  # of the noise, in steps of the grid
         whole, part = _on_grid(values, exponent)

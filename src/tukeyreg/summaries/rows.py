@@ -306,11 +306,16 @@ class ShrunkRows:
         return np.asarray(np.sum(blocks, axis=0, dtype=np.int64))
 
     def _integer_model(self, coefficients: Floats) -> tuple[Floats, int]:
-        """Coefficients on a grid on which their products with integer rows are exact."""
-        scale = self.map.radius * 2.0**self.map.grid_bits
-        largest = float(np.abs(coefficients).sum()) * scale
-        bits = max(0, min(40, int(52 - math.log2(max(1.0, largest)))))
-        return np.rint(np.ldexp(coefficients, bits)), bits
+        """Coefficients on a grid on which their products with integer rows are exact.
+
+        Coefficients that have gone so far astray that they fit no grid are cut: they are public,
+        so this is allowed, and no residual of theirs would mean anything.
+        """
+        limit = 2.0**51 / (self.map.radius * 2.0**self.map.grid_bits)
+        limited = np.clip(coefficients, -limit / len(coefficients), limit / len(coefficients))
+        spare = limit / max(limit * 2.0**-41, float(np.abs(limited).sum()))
+        bits = max(0, min(40, int(math.log2(spare))))
+        return np.rint(np.ldexp(limited, bits)), bits
 
     def _rest(self, vectors: Floats, target: Floats, model: tuple[Floats, int]) -> Floats:
         integers, bits = model
