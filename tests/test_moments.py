@@ -151,6 +151,41 @@ def test_the_worst_unit_uses_most_of_what_is_planned():
     assert width == pytest.approx(parameters.location_epsilon)
 
 
+@pytest.mark.parametrize("scale_zero", [True, False])
+@pytest.mark.parametrize("large", [190, 200])
+def test_such_residuals_end_the_rounds_or_get_all_their_noise(monkeypatch, large, scale_zero):
+    if not scale_zero:
+        monkeypatch.setattr(moments, "_NO_RESIDUALS", 0.0)
+    for seed in range(6):
+        test_residuals_too_small_for_a_double_get_no_less_noise(large, seed)
+
+
+@pytest.mark.parametrize("large", [190, 200])
+@pytest.mark.parametrize("seed", range(12))
+def test_residuals_too_small_for_a_double_get_no_less_noise(large, seed):
+    """Most of the target is all but zero, so that the value of a step of the sum is rounded."""
+    n = 2000
+    planner = MomentsPlanner(Budget(1.0, 1e-6), 1, private_count=False, intercept=False)
+    X, y = np.ones((n, 1)), np.full(n, 5.39e-317)
+    y[:large], X[-1], y[-1] = 1.0, 1e9, 1e300
+    rows, parameters = UnitRows(X, y, None, n), planner.parameters(n)
+    fewer = rows.of_units(np.arange(n) < n - 1)
+    found = replay(rows, fewer, parameters, intercept=False, seed=seed)
+    assert found.rho <= parameters.gaussian_rho * (1 + 1e-12)
+
+
+def test_noise_that_is_set_by_the_value_of_a_step_is_caught(monkeypatch):
+    def rounded(self, rows, model, bound, k):
+        sigma = rows.map.radius * bound / math.sqrt(2 * self._parameters.round_rho[k])
+        step = rows.gradient_step(bound)
+        return self._randomness.gaussian(rows.gradient(model, bound), sigma / step) * step
+
+    monkeypatch.setattr(moments._Fit, "_gradient", rounded)
+    monkeypatch.setattr(moments, "_NO_RESIDUALS", 0.0)
+    with pytest.raises((AssertionError, ZeroDivisionError)):
+        list(map(test_residuals_too_small_for_a_double_get_no_less_noise, [190] * 12, range(12)))
+
+
 def break_norms(monkeypatch):
     monkeypatch.setattr(kernel, "_norms", lambda vectors: np.zeros(vectors.shape[1]))
     monkeypatch.setattr(kernel, "REACH", 1e3)

@@ -139,9 +139,9 @@ def test_blocks_and_threads_do_not_matter(monkeypatch, threads, units):
         return [part.tobytes() for part in parts]
 
     monkeypatch.setattr(kernel, "_THREADS", threads)
-    before = everything()
+    before, bits = everything(), map.grid_bits
     monkeypatch.setattr(kernel, "_BLOCK", 1000)
-    assert map.grid_bits == 15
+    assert map.grid_bits == bits
     assert everything() == before
 
 
@@ -151,6 +151,7 @@ def test_integers_stay_within_doubles_and_words():
         assert kernel._BLOCK * radius**2 * 4.0**map.grid_bits <= 2.0**53
         most = radius * 2.0 ** (map.grid_bits + kernel._RESIDUAL_BITS) * kernel.MOST_ROWS
         assert most < 2.0**63
+        assert radius**2 * 4.0**map.grid_bits * kernel.MOST_ROWS < 2.0**63
 
 
 def test_whitening_products_are_exact():

@@ -59,6 +59,8 @@ _OCTAVE_MEAN_SQUARE = 7 / 12
 _NORM_CELLS = 16
 #: Eigenvalues are raised by this multiple of sigma sqrt(d), and to this share of their mean.
 _RIDGE, _LEAST_EIGENVALUE = 0.9, 0.02
+#: Residuals of a smaller scale, in units of the target's, are none.
+_NO_RESIDUALS = 2.0**-200
 #: A later round is preferred unless its residuals are that much larger than the smallest.
 _TOLERANCE = 2.0
 
@@ -280,7 +282,7 @@ class _Fit:
             found = self._residual_scale(pilot, model)
             scale = scale if found is None else min(found, 3.0)
             seen.append((scale, model))
-            if scale == 0.0:
+            if scale < _NO_RESIDUALS:
                 break
             whole = k == last and self._parameters.pilot > 1
             rows = map.shrunk(self._rows) if whole else pilot
@@ -300,9 +302,11 @@ class _Fit:
     def _gradient(self, rows: ShrunkRows, model: Floats, bound: float, k: int) -> Floats:
         # Replaced units can pull in opposite directions.
         wider = 2.0 if self._parameters.replace else 1.0
-        sigma = wider * rows.map.radius * bound / math.sqrt(2 * self._parameters.round_rho[k])
-        step = rows.gradient_step(bound)
-        return self._randomness.gaussian(rows.gradient(model, bound), sigma / step) * step
+        # In steps, of which a unit is worth so many whatever the bound: a bound so small that the
+        # value of a step is rounded must not round the noise.
+        sigma = wider * rows.gradient_worth / math.sqrt(2 * self._parameters.round_rho[k])
+        noisy = self._randomness.gaussian(rows.gradient(model, bound), sigma)
+        return np.asarray(noisy * rows.gradient_step(bound))
 
     # --- noise ------------------------------------------------------------------------------
 

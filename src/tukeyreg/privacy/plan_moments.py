@@ -45,6 +45,8 @@ _PILOT_UNITS, _VOTERS = 1 << 17, 1 << 14
 #: Noise of the Gram matrices, as a share of them, that the pilot must not exceed.
 _PILOT_GRAM_NOISE = 0.05
 
+#: With more the noise would be finer than the grid of its sums; no budget of use comes near.
+_MOST_RHO = 2.0**24
 #: How far above its noise the target's histogram must rise, for magnitudes up to a million.
 _SEEN = 5.5
 #: Share of normal magnitudes in the three octaves that hold the most.
@@ -168,7 +170,7 @@ def _parameters(planner: MomentsPlanner, n: float) -> tuple[MomentsParameters, s
     found = largest_normal_by_divergence(
         budget.epsilon, budget.delta, medians, epsilon, before, by_zcdp
     )
-    total = found * (1 - 1e-9)
+    total = min(found, _MOST_RHO) * (1 - 1e-9)
     profile = _bounded(planner.columns * (_PROFILE_NEED / n) ** 2 / 2, whole, _SCALE_SHARES)
     left = total - profile
     norm = _bounded((_NORM_NEED / n) ** 2 / 2, left, _NORM_SHARES)

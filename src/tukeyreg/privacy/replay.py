@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tukeyreg.mechanisms import moments
-from tukeyreg.mechanisms.moments import MomentsParameters
+from tukeyreg.mechanisms.moments import Model, MomentsParameters
 from tukeyreg.mechanisms.randomness import Floats, Integers, Randomness
 from tukeyreg.mechanisms.sequential import PrivateMedian
 from tukeyreg.privacy.composition import sequence_delta
@@ -99,16 +99,28 @@ def replay(
     record = _Tape(Randomness(seed), [], first)
     again = _Tape(None, record.answers, second)
     with np.errstate(all="ignore"):
-        for rows, tape in ((before, record), (after, again)):
+        models = [
             moments.release(rows, intercept, parameters, tape, median=_TapedMedian)  # type: ignore[arg-type]
+            for rows, tape in ((before, record), (after, again))
+        ]
     if len(record.questions) != len(again.questions):
         raise AssertionError("the same past led to different steps")
+    if _bytes(models[0]) != _bytes(models[1]):
+        raise AssertionError("the same draws led to different models")
     pairs = list(zip(record.questions, again.questions, strict=True))
     return Replay(
         sum(_shift(*q, *r) for q, r in pairs if isinstance(q, tuple)),
         tuple(_loss(q, r) for q, r in pairs if isinstance(q, PrivateMedian)),
         len(pairs),
     )
+
+
+def _bytes(model: Model | None) -> bytes:
+    """A model as its bits; with the same draws nothing of it may differ."""
+    if model is None:
+        return b""
+    ranges = b"" if model.ranges is None else model.ranges.tobytes()
+    return model.coefficients.tobytes() + np.float64(model.intercept).tobytes() + ranges
 
 
 class _Tape:
@@ -124,6 +136,8 @@ class _Tape:
         self.questions.append(question)
         if self.source is not None:
             self.answers.append(draw(self.source))
+        if at == len(self.answers):
+            raise AssertionError("the same past led to different steps")
         return self.answers[at]
 
     def gaussian(self, values: Integers, sigma: float) -> Floats:

@@ -33,7 +33,7 @@ _RESIDUAL_BITS = 12
 #: Rows of one block: its columns stay in the cache, and its sums below 2**53.
 _BLOCK = 1 << 12
 _THREADS = 2
-#: More rows than this could make the sum of residuals overflow 64 bits.
+#: More rows than this could make a sum overflow 64 bits.
 MOST_ROWS = 1 << 28
 #: Room for the rounding of the shrinking, which is a million times smaller.
 _BELOW_ONE = 1 - 2.0**-30
@@ -147,9 +147,12 @@ class RowMap:
 
     @property
     def grid_bits(self) -> int:
-        """Bits after the point of a shrunk coordinate, so that a block's sums are exact."""
-        spare = 52 - math.log2(_BLOCK) - 2 * math.log2(max(1.0, self.radius))
-        return max(2, min(15, int(spare / 2)))
+        """Bits after the point of a shrunk coordinate.
+
+        So few that the sums of a block are exact in doubles, and those of all rows in 64 bits.
+        """
+        spare = min(52 - math.log2(_BLOCK), 62 - math.log2(MOST_ROWS))
+        return max(2, min(15, int(spare / 2 - math.log2(max(1.0, self.radius)))))
 
     def whitened(self, matrix: Floats) -> RowMap:
         """The same with coordinates ``matrix @`` the standardised row, rounded to a grid."""
@@ -290,6 +293,11 @@ class ShrunkRows:
     def gram_step(self) -> float:
         """What one step of :meth:`gram` is worth."""
         return 4.0**-self.map.grid_bits
+
+    @property
+    def gradient_worth(self) -> float:
+        """The most that one unit can add to :meth:`gradient`, in steps."""
+        return self.map.radius * 2.0 ** (self.map.grid_bits + _RESIDUAL_BITS)
 
     def gradient_step(self, bound: float) -> float:
         """What one step of :meth:`gradient` is worth: of a row, times that of a residual."""
