@@ -563,9 +563,10 @@ def test_heavy_outliers_do_not_ruin_it(gaussian, where, size):
 
 @pytest.mark.parametrize("epsilon", [1e6, 1e17, 1e25])
 @pytest.mark.parametrize("rows", [19_115, 19_116, 30_000])
-def test_an_absurd_budget_raises_nothing_that_depends_on_the_rows(epsilon, rows):
+@pytest.mark.parametrize("expected", [20_000, None])
+def test_an_absurd_budget_raises_nothing_that_depends_on_the_rows(epsilon, rows, expected):
     regressor = TukeyRegressor(
-        epsilon=epsilon, delta=1e-6, fit_intercept=False, expected_units=20_000, random_state=1
+        epsilon=epsilon, delta=1e-6, fit_intercept=False, expected_units=expected, random_state=1
     )
     regressor.fit(np.ones((rows, 1)), np.full(rows, 0.75))
     assert abs(regressor.coef_[0] - 0.75) < 0.01

@@ -159,18 +159,19 @@ def _rounded(n: int) -> float:
 @lru_cache(maxsize=512)
 def _parameters(planner: MomentsPlanner, n: float) -> tuple[MomentsParameters, str]:
     budget, medians = planner.budget, planner.medians
-    whole = largest_rho(budget.epsilon, budget.delta)
+    allowed = largest_rho(budget.epsilon, budget.delta)
+    whole = min(allowed, _MOST_RHO)
     before = () if planner.count is None else (planner.count.rate,)
     location = 0.0
     if medians:
         need = _MEDIAN_NEED * (2 if planner.replace else 1)
         location = _bounded(medians * (need / n) ** 2 / 8, whole, _SCALE_SHARES)
     epsilon = math.sqrt(8 * location / max(1, medians))
-    by_zcdp = (whole - sum(before) - location) * (1 - 1e-9)
+    by_zcdp = (min(whole, allowed - sum(before)) - location) * (1 - 1e-9)
     found = largest_normal_by_divergence(
         budget.epsilon, budget.delta, medians, epsilon, before, by_zcdp
     )
-    total = min(found, _MOST_RHO) * (1 - 1e-9)
+    total = found * (1 - 1e-9)
     profile = _bounded(planner.columns * (_PROFILE_NEED / n) ** 2 / 2, whole, _SCALE_SHARES)
     left = total - profile
     norm = _bounded((_NORM_NEED / n) ** 2 / 2, left, _NORM_SHARES)
