@@ -16,7 +16,7 @@ from scipy import stats
 
 import tukeyreg
 from law_checks import P_LIMIT
-from plan_advice import amount, with_advice
+from plan_text import amount, printed_table, with_advice
 from tukeyreg import InvalidInput
 from tukeyreg.mechanisms.randomness import Randomness
 from tukeyreg.mechanisms.sequential import PrivateMedian, depth_of, verdict_threshold
@@ -67,10 +67,7 @@ PRINTED = [
 
 @pytest.mark.parametrize("made", PRINTED)
 def test_a_plan_prints_as_a_table(made):
-    lines = str(made).split("\n")
-    width = max(len(name) for name, _ in made.rows()) + 2
-    assert all(line[width - 2 : width] == "  " and line[width] != " " for line in lines)
-    table = {line[:width].strip(): line[width:] for line in lines}
+    lines, table = printed_table(made)
     assert table["method"] == made.method
     assert table["groups (m)"] == f"{made.n_models:,}"
     assert table["enough data"] == ("yes" if made.enough else "no")

@@ -15,7 +15,7 @@ from scipy import stats
 
 import tukeyreg
 from law_checks import P_LIMIT
-from plan_advice import amount, with_advice
+from plan_text import amount, printed_table, with_advice
 from tukeyreg import InvalidInput
 from tukeyreg.mechanisms import moments
 from tukeyreg.mechanisms.randomness import Randomness
@@ -396,10 +396,7 @@ PRINTED = [
 
 @pytest.mark.parametrize("made", PRINTED)
 def test_a_plan_prints_as_a_table(made):
-    lines = str(made).split("\n")
-    width = max(len(name) for name, _ in made.rows()) + 2
-    assert all(line[width - 2 : width] == "  " and line[width] != " " for line in lines)
-    table = {line[:width].strip(): line[width:] for line in lines}
+    lines, table = printed_table(made)
     assert table["method"] == "moments"
     assert table["choice of method"] == "given"
     assert "groups (m)" not in table

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tukeyreg.mechanisms.randomness import Floats, Integers, Randomness
-from tukeyreg.mechanisms.sequential import PrivateMedian
+from tukeyreg.mechanisms.sequential import LARGEST, PrivateMedian
 from tukeyreg.summaries.rows import REACH, RowMap, ShrunkRows, UnitRows
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "target_weight",
 ]
 
-LARGEST = float(np.finfo(np.float64).max)
 #: Smallest scale: what divides by it may overflow, and is bounded then.
 SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
 
@@ -374,7 +373,7 @@ def scale_of_profile(noisy: Floats, sigma: float, heights: Floats = HEIGHTS) -> 
     shares = np.ldexp(found, 2 * np.minimum(np.arange(len(cells)) - top, 0))
     mean = float(np.sum(shares)) * _OCTAVE_MEAN_SQUARE / (float(np.sum(found)) + max(zeros, 0.0))
     exponent = min(top + _LOWEST, _HIGHEST - 2)
-    return max(SMALLEST, min(math.ldexp(math.sqrt(mean), exponent), LARGEST))
+    return max(SMALLEST, min(math.ldexp(math.sqrt(mean), exponent), float(LARGEST)))
 
 
 def _with_neighbours(seen: NDArray[np.bool_], likely: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""One group's rows -> (R_i, z_i); every engine returns the same value."""
+"""Rows -> what mechanisms see: (R_i, z_i) of every group, or exact sums of integer rows."""
 
 from tukeyreg.summaries.groups import GroupSummaries
 

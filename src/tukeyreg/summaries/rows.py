@@ -83,15 +83,14 @@ class UnitRows:
         """What makes a unit's rows count as one: 1 / sqrt(rows of the unit), rounded down."""
         if self.codes is None:
             return None
-        sizes = np.bincount(self.codes, minlength=self.n_units)
-        return np.asarray((1 / np.sqrt(sizes) * _BELOW_ONE)[self.codes])
+        return np.asarray((1 / np.sqrt(self._sizes()) * _BELOW_ONE)[self.codes])
 
     def medians(self, values: Floats) -> Floats:
         """The lower median of every unit's values: one vote for each unit."""
         if self.codes is None:
             return values
         order = np.lexsort((values, self.codes))
-        sizes = np.bincount(self.codes, minlength=self.n_units)
+        sizes = self._sizes()
         starts = np.cumsum(sizes) - sizes
         return np.asarray(values[order[starts + (sizes - 1) // 2]])
 
@@ -100,8 +99,26 @@ class UnitRows:
         if self.codes is None:
             return np.abs(values)
         with np.errstate(all="ignore"):
-            squares = np.bincount(self.codes, weights=values**2, minlength=self.n_units)
-            return np.asarray(np.sqrt(squares / np.bincount(self.codes, minlength=self.n_units)))
+            return np.asarray(np.sqrt(self._squares(values) / self._sizes()))
+
+    def lengths(self, values: Floats) -> Floats:
+        """The root of the sum of squares of every unit's values."""
+        if self.codes is None:
+            return np.abs(values)
+        return np.asarray(np.sqrt(self._squares(values)))
+
+    def _sizes(self) -> Integers:
+        return np.bincount(self._known_codes(), minlength=self.n_units)
+
+    def _squares(self, values: Floats) -> Floats:
+        # One after the other in the order of rows: a unit's sum is its own affair, bit for bit.
+        with np.errstate(all="ignore"):
+            squares = np.bincount(self._known_codes(), weights=values**2, minlength=self.n_units)
+        return squares.astype(np.float64, copy=False)
+
+    def _known_codes(self) -> Integers:
+        assert self.codes is not None
+        return self.codes
 
 
 @dataclass(frozen=True)
@@ -269,11 +286,7 @@ class ShrunkRows:
             return self._rest(*self._block(part), model)
 
         rest = np.concatenate(_each_block(len(self.rows.target), of_block))
-        if self.rows.codes is None:
-            return np.asarray(np.abs(rest))
-        with np.errstate(all="ignore"):
-            squares = np.bincount(self.rows.codes, weights=rest**2, minlength=self.rows.n_units)
-            return np.asarray(np.sqrt(squares))
+        return self.rows.lengths(rest)  # rows have the weights that make it a mean
 
     def gradient(self, coefficients: Floats, bound: float) -> Integers:
         """The sum of rows times residuals within the bound, in steps of ``gradient_step``."""

@@ -1,4 +1,4 @@
-"""Pieces of a plan's advice, read back as the arguments that they ask for."""
+"""What a plan prints, read back: its table, and its advice as the arguments that it asks for."""
 
 import re
 
@@ -21,3 +21,11 @@ def with_advice(advice, options):
             assert part.endswith("the intercept included")
             options["d"] = int(amount(part))
     return options
+
+
+def printed_table(made):
+    """The table that a plan prints, as a dictionary; its columns stand where they should."""
+    lines = str(made).split("\n")
+    width = max(len(name) for name, _ in made.rows()) + 2
+    assert all(line[width - 2 : width] == "  " and line[width] != " " for line in lines)
+    return lines, {line[:width].strip(): line[width:] for line in lines}
