@@ -7,7 +7,9 @@ WORKERS ?= 2
 
 .PHONY: demo test lint typecheck unit test-slow accuracy methods speed clean
 
-$(VENV)/.installed: pyproject.toml
+KERNEL := hatch_build.py $(wildcard src/tukeyreg/kernel/*.[ch])
+
+$(VENV)/.installed: pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit("tukeyreg needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

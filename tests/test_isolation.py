@@ -13,16 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
+from tukeyreg.engines import MemoryEngine
 from tukeyreg.grouping import even_partition, keyed_groups
 from tukeyreg.intake import read_training
-from tukeyreg.mechanisms.randomness import Randomness
-from tukeyreg.regression import _assign
+from tukeyreg.kernel import Columns
+from tukeyreg.mechanisms.randomness import Draws, Randomness
+from tukeyreg.summaries import groups as engine
 from tukeyreg.summaries.groups import GroupSummaries
-from tukeyreg.summaries.memory import summarise
+from tukeyreg.units import Units
 
 LENIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 SCALES = (1.0, 1e-9, 1e7, 1e150, 1e-150, 1e300)
 KEY = bytes(range(32))
+
+
+def summarise(X, y, groups, n_groups, *, intercept):
+    return engine.summarise(Columns.of(X, y), groups, n_groups, intercept=intercept)
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,8 @@ def chosen_unit(table, place):
 
 
 def by_key(units, n_groups):
-    names = [b"i%d" % unit for unit in units.tolist()]
-    return keyed_groups(names, n_groups, KEY)
+    names = units.astype(np.int64)
+    return keyed_groups(Units(np.arange(len(names)), names), n_groups, Draws(KEY))
 
 
 def by_draws(units, n_groups):
@@ -290,23 +296,34 @@ def test_units_dealt_out_in_turn_are_convicted():
 # ---------------------------------------------------------------- keyed groups
 
 
+def grouped(names, n_groups, key):
+    return keyed_groups(Units(np.arange(len(names)), names), n_groups, Draws(key))
+
+
 @given(
-    st.sets(st.binary(max_size=8), min_size=1, max_size=30),
-    st.sets(st.binary(max_size=8), max_size=30),
+    st.sets(st.binary(max_size=20), min_size=1, max_size=30),
+    st.sets(st.binary(max_size=20), max_size=30),
     st.integers(1, 2**20),
     st.binary(min_size=32, max_size=32),
 )
 def test_the_group_of_a_unit_does_not_depend_on_other_units(units, others, n_groups, key):
     everyone = sorted(units | others)
-    groups = dict(zip(everyone, keyed_groups(everyone, n_groups, key).tolist(), strict=True))
+    groups = dict(zip(everyone, grouped(everyone, n_groups, key).tolist(), strict=True))
     assert all(0 <= group < n_groups for group in groups.values())
-    alone = {unit: int(keyed_groups([unit], n_groups, key)[0]) for unit in units}
+    alone = {unit: int(grouped([unit], n_groups, key)[0]) for unit in units}
     assert alone == {unit: groups[unit] for unit in units}
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 2**20))
+def test_integers_have_the_groups_of_their_digits(identifiers, n_groups):
+    names = np.array(identifiers, dtype=np.int64)
+    spelled = [b"i%d" % identifier for identifier in identifiers]
+    assert grouped(names, n_groups, KEY).tolist() == grouped(spelled, n_groups, KEY).tolist()
 
 
 def test_keys_change_the_groups():
     names = [b"%d" % i for i in range(400)]
-    first, second = (keyed_groups(names, 100, key) for key in (KEY, KEY[::-1]))
+    first, second = (grouped(names, 100, key) for key in (KEY, KEY[::-1]))
     assert np.mean(first == second) < 0.05
     assert len(set(first.tolist())) > 90
 
@@ -336,9 +353,9 @@ def pipeline(frame, neighboring, n_groups=25, *, unit="person", randomness=None)
     rows = read_training(
         frame, "outcome", categories={"region": ["north", "south"]}, privacy_unit=unit
     )
-    groups = _assign(rows, n_groups, neighboring, randomness or Randomness(seed=11))
+    engine = MemoryEngine(rows, randomness or Randomness(seed=11))
     with np.errstate(all="ignore"):
-        return rows, summarise(rows.design, rows.target, groups, n_groups, intercept=True)
+        return rows, engine.summaries(n_groups, neighboring, intercept=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -394,28 +411,32 @@ def test_a_replaced_row_changes_one_group():
 class GivenDraws(Randomness):
     """Rows in common draw the same groups."""
 
-    def __init__(self, draws):
+    def __init__(self, drawn):
         super().__init__(seed=0)
-        self._draws = draws
+        self._drawn = drawn
 
-    def below(self, bound, size):
-        assert len(self._draws) == size
-        return self._draws
+    def draws(self):
+        return GivenRows(self._drawn)
+
+
+class GivenRows(Draws):
+    def of_rows(self, bound, first, count):
+        assert (first, count) == (0, len(self.key))
+        return self.key.copy()
 
 
 def test_a_row_that_leaves_changes_one_group():
     frame = people(2).drop(columns="person")
     everything = read_training(frame, "outcome", categories={"region": ["north", "south"]})
-    draws = np.random.default_rng(0).integers(0, 25, everything.kept.sum())
-    before = pipeline(frame, "add-remove", unit=None, randomness=GivenDraws(draws))[1]
-    place = np.cumsum(everything.kept) - 1
+    drawn = np.random.default_rng(0).integers(0, 25, len(frame), dtype=np.int32)
+    before = pipeline(frame, "add-remove", unit=None, randomness=GivenDraws(drawn))[1]
     for row in range(0, len(frame), 9):
-        left = np.delete(draws, place[row]) if everything.kept[row] else draws
+        left = np.delete(drawn, row)
         after = pipeline(
             frame.drop(index=row), "add-remove", unit=None, randomness=GivenDraws(left)
         )[1]
         moved = differing(before, after)
-        assert moved == ([draws[place[row]]] if everything.kept[row] else [])
+        assert moved == ([drawn[row]] if everything.kept[row] else [])
 
 
 def test_an_even_partition_of_valid_units_only_is_convicted():

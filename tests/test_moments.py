@@ -175,12 +175,12 @@ def test_residuals_too_small_for_a_double_get_no_less_noise(large, seed):
 
 
 def test_noise_that_is_set_by_the_value_of_a_step_is_caught(monkeypatch):
-    def rounded(self, rows, model, bound, k):
-        sigma = rows.map.radius * bound / math.sqrt(2 * self._parameters.round_rho[k])
-        step = rows.gradient_step(bound)
-        return self._randomness.gaussian(rows.gradient(model, bound), sigma / step) * step
+    def rounded(self, sums, map, bound, k):
+        sigma = map.radius * bound / math.sqrt(2 * self._parameters.round_rho[k])
+        step = map.gradient_step(bound)
+        return self._randomness.gaussian(sums, sigma / step) * step
 
-    monkeypatch.setattr(moments._Fit, "_gradient", rounded)
+    monkeypatch.setattr(moments._Fit, "_noisy_gradient", rounded)
     monkeypatch.setattr(moments, "_NO_RESIDUALS", 0.0)
     with pytest.raises((AssertionError, ZeroDivisionError)):
         list(map(test_residuals_too_small_for_a_double_get_no_less_noise, [190] * 12, range(12)))
@@ -344,8 +344,8 @@ def test_rounds_that_grow_are_a_refusal(monkeypatch):
     rng = np.random.default_rng(7)
     X = rng.normal(size=(3000, 2))
     y = X @ [1.0, 2.0] + rng.normal(size=3000)
-    plain = moments._Fit._gradient
-    monkeypatch.setattr(moments._Fit, "_gradient", lambda *a: -30 * plain(*a))
+    plain = moments._Fit._noisy_gradient
+    monkeypatch.setattr(moments._Fit, "_noisy_gradient", lambda *a: -30 * plain(*a))
     assert fit(X, y) is None
 
 

@@ -173,14 +173,12 @@ def test_the_sums_are_those_of_plain_arithmetic():
     z = np.clip((rows.design - map.location) / map.scale, -REACH, REACH)
     u = np.column_stack([np.ones(500), z]) @ map.matrix().T
     u *= np.minimum(1, 1e3 / np.linalg.norm(u, axis=1))[:, None]
-    assert np.allclose(
-        map.shrunk(rows).gram() * map.shrunk(rows).gram_step, u.T @ u, rtol=1e-2, atol=1
-    )
+    assert np.allclose(map.shrunk(rows).gram() * map.gram_step, u.T @ u, rtol=1e-2, atol=1)
     t = (rows.target - map.target_location) / map.target_scale
     model = np.array([0.1, -0.2, 0.3, 0.0])
     rest = np.clip(t - u @ model, -0.5, 0.5)
     assert np.allclose(
-        map.shrunk(rows).gradient(model, 0.5) * map.shrunk(rows).gradient_step(0.5),
+        map.shrunk(rows).gradient(model, 0.5) * map.gradient_step(0.5),
         u.T @ rest,
         atol=2,
     )
@@ -228,7 +226,7 @@ def test_products_with_any_coefficients_are_exact(size):
     map = some_map(30, 2)
     rows = some_rows(200, 30, 2)
     shrunk = map.shrunk(rows)
-    integers, bits = shrunk._integer_model(model_of(map, 2) * size)
+    integers, bits = map.integer_model(model_of(map, 2) * size)
     assert np.array_equal(integers, np.rint(integers))
     assert np.abs(integers).sum() * map.radius * 2**map.grid_bits <= 2.0**53
     vectors, _ = shrunk._block(slice(0, 200))

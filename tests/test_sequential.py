@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from law_checks import P_LIMIT, distance_p, intervals_p, share_p
+from tukeyreg.kernel import Columns
 from tukeyreg.mechanisms import sequential
 from tukeyreg.mechanisms.depth import UNIT
 from tukeyreg.mechanisms.noise import IntegerNoise
@@ -24,7 +25,7 @@ from tukeyreg.mechanisms.sequential import (
     verdict_threshold,
 )
 from tukeyreg.privacy import verify
-from tukeyreg.summaries.memory import summarise
+from tukeyreg.summaries.groups import summarise
 
 LENIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 DRAWS = 4000
@@ -267,7 +268,7 @@ def test_depth_is_the_smaller_number_of_votes_on_either_side(votes, point):
 
 
 def grouped_fits(X, y, m):
-    summaries = summarise(X, y, np.arange(len(y)) % m, m, intercept=True)
+    summaries = summarise(Columns.of(X, y), np.arange(len(y)) % m, m, intercept=True)
     return summaries, SequentialParameters(0.3, IntegerNoise("discrete Laplace", 0.5))
 
 

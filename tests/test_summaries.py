@@ -6,11 +6,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tukeyreg.datasets import load_california
+from tukeyreg.kernel import Columns
+from tukeyreg.summaries import groups as engine
 from tukeyreg.summaries.groups import GroupSummaries
-from tukeyreg.summaries.memory import summarise
 
 LENIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 CLOSE = 1e-8
+
+
+def summarise(X, y, groups, n_groups, *, intercept):
+    return engine.summarise(Columns.of(X, y), groups, n_groups, intercept=intercept)
 
 
 def with_ones(X, intercept):

@@ -21,6 +21,7 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 
 from tukeyreg.errors import InvalidInput
+from tukeyreg.kernel import readable
 
 __all__ = [
     "ESTIMATOR",
@@ -32,6 +33,7 @@ __all__ = [
     "SeriesColumn",
     "Table",
     "array_numbers",
+    "numbers_of",
     "read_beside",
     "read_table",
 ]
@@ -91,8 +93,12 @@ class ArrayColumn:
         return len(self.array)
 
     def numbers(self) -> Array:
-        """Every value as a float, NaN where it is missing."""
-        return array_numbers(self.array)
+        """Every value as a number, NaN where it is missing."""
+        return numbers_of(self.array)
+
+    def integers(self) -> Array | None:
+        """The array, if it holds integers that fit into 64 bits with a sign."""
+        return self.array if _is_signed_word(self.array) else None
 
     def values(self) -> tuple[npt.NDArray[np.bool_], list[Any]]:
         """Where a value is present, and those values as Python objects."""
@@ -154,13 +160,22 @@ class SeriesColumn:
         return len(self.series)
 
     def numbers(self) -> Array:
-        """Every value as a float, NaN where it is missing."""
+        """Every value as a number, NaN where it is missing."""
         if self.series.dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
             present, values = self.values()
             numbers = np.full(len(self), np.nan)
             numbers[present] = [_as_float(value) for value in values]
             return numbers
-        return array_numbers(self.series.to_numpy())
+        return numbers_of(self.series.to_numpy())
+
+    def integers(self) -> Array | None:
+        """The values, if they are integers that fit into 64 bits with a sign, none missing."""
+        if self.kind != "number" or not self.series.dtype.is_integer():
+            return None
+        if self.series.null_count():
+            return None
+        array = self.series.to_numpy()
+        return array if _is_signed_word(array) else None
 
     def values(self) -> tuple[npt.NDArray[np.bool_], list[Any]]:
         """Where a value is present, and those values as Python objects."""
@@ -318,6 +333,24 @@ def _is_column_vector(n_columns: int, role: str) -> bool:
 
 def _no_vector(role: str) -> Column:
     raise InvalidInput(f"{role} should be a 1d array, with one entry for each row of X.")
+
+
+def _is_signed_word(array: Array) -> bool:
+    return array.dtype.kind in "iu" and array.dtype != np.dtype("u8") and readable(array)
+
+
+def numbers_of(array: Array) -> Array:
+    """The array itself where its numbers can be read where they lie, otherwise floats.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> integers = np.array([[1, 2]])
+    >>> numbers_of(integers) is integers, numbers_of(integers > 1).tolist()
+    (True, [[0.0, 1.0]])
+    """
+    plain = array.dtype.kind in "fiu" and readable(array)
+    return array if plain else array_numbers(array)
 
 
 def array_numbers(array: Array) -> Array:

@@ -22,17 +22,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from tukeyreg import _tables
-from tukeyreg._tables import ESTIMATOR, Array, Table, array_numbers, read_beside, read_table
+from tukeyreg._tables import (
+    ESTIMATOR,
+    Array,
+    Table,
+    array_numbers,
+    numbers_of,
+    read_beside,
+    read_table,
+)
 from tukeyreg.errors import InvalidInput, UndeclaredCategory
+from tukeyreg.kernel import Columns, finite
 from tukeyreg.units import Units, identify
 
-__all__ = ["Column", "Schema", "TrainingRows", "Units", "read_features", "read_training"]
+__all__ = [
+    "Column",
+    "Schema",
+    "TrainingRows",
+    "Units",
+    "declare",
+    "read_batch",
+    "read_features",
+    "read_training",
+]
 
 Level: TypeAlias = str | int | float | Decimal | bytes | date
 Categories: TypeAlias = Mapping[str, Sequence[Level]] | Mapping[int, Sequence[Level]]
@@ -104,48 +123,109 @@ class Schema:
         return tuple(name for column in self.columns for name in column.design_names)
 
     @property
+    def declared(self) -> dict[str, tuple[Level, ...]]:
+        """The levels of the columns that have them."""
+        return {column.name: column.levels for column in self.columns if column.levels is not None}
+
+    @property
+    def level_slices(self) -> tuple[slice, ...]:
+        """Which design columns are the levels of one category, for every category."""
+        ends = np.cumsum([0, *(len(column.design_names) for column in self.columns)]).tolist()
+        return tuple(
+            slice(start, stop)
+            for column, start, stop in zip(self.columns, ends[:-1], ends[1:], strict=True)
+            if column.levels is not None
+        )
+
+    @property
     def n_design(self) -> int:
         """The number of design columns."""
         return sum(len(column.levels or (None,)) for column in self.columns)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainingRows:
-    """The rows that can be used for training.
+    """Rows to train on, where they lie, and which of them can be used.
 
     Attributes
     ----------
-    design : ndarray of shape (n_valid, n_design)
-        C-contiguous; float32 if every numeric column is, otherwise float64. It is the caller's
-        own array where nothing had to be changed: do not write to it.
-    target : ndarray of shape (n_valid,)
-        In float64.
-    units : Units or None
-        The privacy unit of each row; None where each row is its own.
+    columns : Columns
+        The design columns and the target of all input rows. They are the caller's own arrays
+        where nothing had to be converted: do not write to them.
     schema : Schema
         What a row for prediction must look like.
-    kept : ndarray of bool, shape (n_rows,)
-        Which input rows these are.
+    whole : ndarray of shape (n_rows, n_design) or None
+        All design rows side by side, where they lie so.
+    undeclared : ndarray of bool, shape (n_rows,), or None
+        Which rows have a value that is not among the declared levels.
     all_units : Units or None
-        The privacy unit of each input row, -1 for a row that has none.
+        The privacy unit of each input row, -1 for a row that has none; None where each row is
+        its own unit.
     """
 
-    design: Array
-    target: npt.NDArray[np.float64]
-    units: Units | None
+    columns: Columns
     schema: Schema
-    kept: npt.NDArray[np.bool_]
+    whole: Array | None
+    undeclared: npt.NDArray[np.bool_] | None
     all_units: Units | None
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Which input rows can be used. It takes a pass over all of them."""
+        kept = finite(self.columns)
+        if self.undeclared is not None:
+            kept &= ~self.undeclared
+        if self.all_units is not None:
+            kept &= self.all_units.codes >= 0
+        return kept
+
+    @cached_property
+    def excluded(self) -> npt.NDArray[np.bool_] | None:
+        """Rows that cannot be used although all their numbers are finite; None if there are none.
+
+        Who reads numbers notices for itself when one is not finite.
+        """
+        excluded = self.undeclared
+        if self.all_units is not None and (without := self.all_units.codes < 0).any():
+            excluded = without if excluded is None else excluded | without
+        return excluded
+
+    @cached_property
+    def design(self) -> Array:
+        """The design rows that can be used, as one C-contiguous array.
+
+        In float32 if every numeric column is, otherwise in float64.
+        """
+        whole = self.whole
+        if whole is not None and whole.dtype.kind == "f" and whole.flags.c_contiguous:
+            return whole if self.kept.all() else np.ascontiguousarray(whole[self.kept])
+        return self.columns.matrix(self.kept, _precision(self.columns, self.schema))
+
+    @cached_property
+    def target(self) -> npt.NDArray[np.float64]:
+        """The target of the rows that can be used, in double precision."""
+        labels = self.columns.target
+        if self.kept.all() and labels.dtype == np.float64 and labels.flags.c_contiguous:
+            return labels
+        return self.columns.labels(self.kept)
+
+    @cached_property
+    def units(self) -> Units | None:
+        """The privacy unit of each row that can be used; None where each row is its own."""
+        return None if self.all_units is None else self.all_units.of_rows(self.kept)
 
     @property
     def n_units(self) -> int:
         """How many units the input has, rows that cannot be used included."""
-        return len(self.kept) if self.all_units is None else len(self.all_units.keys)
+        return len(self) if self.all_units is None else len(self.all_units.keys)
 
-    @property
+    @cached_property
     def n_valid_units(self) -> int:
-        """How many units have a row here."""
-        return len(self.target) if self.units is None else len(self.units.keys)
+        """How many units have a row that can be used."""
+        return int(self.kept.sum()) if self.units is None else len(self.units.keys)
 
 
 def read_training(
@@ -198,6 +278,45 @@ def read_training(
     >>> rows.units.keys
     [b'sp1', b'sp2']
     """
+    table, target, unit = _read_parts(X, y, categories, privacy_unit)
+    _check_size(table)
+    return _rows_of(table, target, unit, _declare_all(table, target, unit, categories))
+
+
+def declare(
+    X: Any, y: str, *, categories: Categories | None = None, privacy_unit: str | None = None
+) -> Schema:
+    """Check what can be checked without rows: names, types and declarations.
+
+    Parameters are those of :func:`read_training`; `X` is a frame of the right types, and how many
+    rows it has does not matter.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> types = pa.schema([("age", pa.int64()), ("charges", pa.float64())])
+    >>> declare(types.empty_table(), "charges").design_names
+    ('age',)
+    """
+    table, target, unit = _read_parts(X, y, categories, privacy_unit)
+    if not table.columns:
+        raise InvalidInput("no features: the target and the privacy unit are the only columns.")
+    return _declare_all(table, target, unit, categories)
+
+
+def read_batch(X: Any, y: str, schema: Schema, privacy_unit: str | None = None) -> TrainingRows:
+    """Read some rows of a table that was declared before, none of them being fine.
+
+    `X` has the types that :func:`declare` has seen.
+    """
+    table, target, unit = _read_parts(X, y, schema.declared, privacy_unit)
+    return _rows_of(table, target, unit, schema)
+
+
+def _read_parts(
+    X: Any, y: Any, categories: Any, privacy_unit: Any
+) -> tuple[Table, _tables.Column, _tables.Column | None]:
+    """Features, target and privacy unit."""
     if y is None:
         raise InvalidInput(
             f"This {ESTIMATOR} estimator requires y to be passed, but the target y is None."
@@ -205,25 +324,38 @@ def read_training(
     table = read_table(X, with_categories=bool(categories))
     target = read_beside(table, y, "y")
     unit = None if privacy_unit is None else read_beside(table, privacy_unit, "privacy_unit")
-    features = table.without([name for name in (y, privacy_unit) if isinstance(name, str)])
-    _check_size(features)
+    return (
+        table.without([name for name in (y, privacy_unit) if isinstance(name, str)]),
+        target,
+        unit,
+    )
+
+
+def _declare_all(
+    features: Table,
+    target: _tables.Column,
+    unit: _tables.Column | None,
+    categories: Categories | None,
+) -> Schema:
     schema = _declare(features, categories)
     _check_features(features, schema)
     _check_target(target)
     if unit is not None:
         _check_unit(unit)
+    return schema
 
-    design = _encode(features, schema)
-    numbers = target.numbers().astype(np.float64, copy=False)
-    valid = _finite_rows(design) & np.isfinite(numbers)
-    units = all_units = None
-    if unit is not None:
-        all_units, known = identify(unit)
-        valid &= known
-        units = all_units.of_rows(valid)
-    if not valid.all():
-        design, numbers = np.ascontiguousarray(design[valid]), numbers[valid]
-    return TrainingRows(design, numbers, units, schema, valid, all_units)
+
+def _rows_of(
+    features: Table, target: _tables.Column, unit: _tables.Column | None, schema: Schema
+) -> TrainingRows:
+    units = None if unit is None else identify(unit)[0]
+    numbers = target.numbers()
+    if _is_plain(features, schema):
+        assert features.array is not None
+        whole = numbers_of(features.array)
+        return TrainingRows(Columns.of(whole, numbers), schema, whole, None, units)
+    columns, undeclared = _design_columns(features, schema)
+    return TrainingRows(Columns(columns, numbers), schema, None, undeclared, units)
 
 
 def read_features(X: Any, schema: Schema) -> Array:
@@ -409,36 +541,61 @@ def _listed(names: Sequence[str], at_most: int = 5) -> str:
 # Encoding rows
 
 
+def _is_plain(table: Table, schema: Schema) -> bool:
+    return table.array is not None and all(column.levels is None for column in schema.columns)
+
+
 def _encode(table: Table, schema: Schema) -> Array:
     """Design rows: NaN where a value is missing or not among the levels."""
-    if table.array is not None and all(column.levels is None for column in schema.columns):
+    if _is_plain(table, schema):
+        assert table.array is not None
         return array_numbers(table.array)
-    numeric = [
-        column
-        for column, declared in zip(table.columns, schema.columns, strict=True)
-        if declared.levels is None
-    ]
-    single = bool(numeric) and all(column.is_float32 for column in numeric)
-    design = np.zeros((table.n_rows, schema.n_design), np.float32 if single else np.float64)
+    columns = Columns(_design_columns(table, schema)[0], np.zeros(table.n_rows, np.uint8))
+    design = columns.matrix(dtype=_precision(columns, schema))
     start = 0
-    for column, declared in zip(table.columns, schema.columns, strict=True):
-        if declared.levels is None:
-            design[:, start] = column.numbers()
-            start += 1
-        else:
-            stop = start + len(declared.levels)
-            _encode_one_hot(column, declared.levels, design[:, start:stop])
-            start = stop
+    for column in schema.columns:
+        stop = start + len(column.design_names)
+        if column.levels is not None:
+            block = design[:, start:stop]
+            block[~block.any(axis=1)] = np.nan
+        start = stop
     return design
 
 
-def _encode_one_hot(column: _tables.Column, levels: tuple[Level, ...], block: Array) -> None:
+def _precision(columns: Columns, schema: Schema) -> type[np.floating]:
+    """Single precision if every column of numbers has it, otherwise double."""
+    of_level = [column.levels is not None for column in schema.columns for _ in column.design_names]
+    single = [
+        feature.dtype == np.float32
+        for feature, level in zip(columns.features, of_level, strict=True)
+        if not level
+    ]
+    return np.float32 if single and all(single) else np.float64
+
+
+def _design_columns(
+    table: Table, schema: Schema
+) -> tuple[list[Array], npt.NDArray[np.bool_] | None]:
+    """Design columns, a byte for each level, and which rows have an undeclared value."""
+    found: list[Array] = []
+    undeclared: npt.NDArray[np.bool_] | None = None
+    for column, declared in zip(table.columns, schema.columns, strict=True):
+        if declared.levels is None:
+            found.append(column.numbers())
+            continue
+        position = _positions_of(column, declared.levels)
+        unknown = position < 0
+        undeclared = unknown if undeclared is None else undeclared | unknown
+        found += [(position == at).view(np.uint8) for at in range(len(declared.levels))]
+    return found, undeclared
+
+
+def _positions_of(column: _tables.Column, levels: tuple[Level, ...]) -> npt.NDArray[np.int32]:
+    """Which of the levels every value is; -1 for none of them."""
     present, values = column.values()
-    positions = np.full(len(column), -1)
+    positions = np.full(len(column), -1, dtype=np.int32)
     positions[present] = _level_positions(values, levels)
-    known = positions >= 0
-    block[known, positions[known]] = 1.0
-    block[~known] = np.nan
+    return positions
 
 
 def _level_positions(values: list[Any], levels: tuple[Level, ...]) -> list[int]:
@@ -455,10 +612,3 @@ def _is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _finite_rows(design: Array) -> npt.NDArray[np.bool_]:
-    finite = np.isfinite(design)
-    if finite.all():  # much faster than row by row
-        return np.ones(len(design), dtype=bool)
-    return np.asarray(finite.all(axis=1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -11,13 +12,13 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from tukeyreg.engines import Engine, MemoryEngine
 from tukeyreg.errors import InvalidInput, NotEnoughData, ReleaseRefused
-from tukeyreg.grouping import even_partition, keyed_groups
-from tukeyreg.intake import Schema, TrainingRows, read_features, read_training
+from tukeyreg.intake import Schema, read_features, read_training
 from tukeyreg.mechanisms import moments
 from tukeyreg.mechanisms.moments import Model, MomentsParameters
 from tukeyreg.mechanisms.noise import IntegerNoise
-from tukeyreg.mechanisms.randomness import Integers, Randomness
+from tukeyreg.mechanisms.randomness import Randomness
 from tukeyreg.mechanisms.select import release_vector, summaries_of_models
 from tukeyreg.privacy.budget import NEIGHBORING, Budget, Guarantee, epsilon_of_rho
 from tukeyreg.privacy.plan import (
@@ -32,8 +33,6 @@ from tukeyreg.privacy.plan import (
     plan_units,
 )
 from tukeyreg.release import Release, release_of
-from tukeyreg.summaries.memory import summarise
-from tukeyreg.summaries.rows import MOST_ROWS, UnitRows
 
 __all__ = ["TukeyRegressor", "select"]
 
@@ -159,26 +158,13 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         ReleaseRefused
             A private test refused. The whole budget is spent.
         """
-        for name in _FITTED:  # a refused release must not leave an older model behind
-            self.__dict__.pop(name, None)
-        design = self._design()
-        try:
+        design = self._begin()
+        with _nothing_spent():
             rows = read_training(X, y, categories=self.categories, privacy_unit=privacy_unit)
-        except InvalidInput as error:
-            raise type(error)(f"{error} Nothing was spent.") from None
-        if len(rows.kept) > MOST_ROWS:
-            raise InvalidInput(f"more than {MOST_ROWS:,} rows do not fit. Nothing was spent.")
         randomness = Randomness(_seed(self.random_state))
-        # Overflow in one group is that group's own affair; a warning would tell of it.
-        with np.errstate(all="ignore"):
-            plan, source = self._plan(rows, design, randomness)
-            fitted = _carry_out(plan, rows, bool(self.fit_intercept), randomness)
-        if fitted is None:
-            raise _refusal(plan)
         unit = privacy_unit if isinstance(privacy_unit, str) else "privacy unit"
         unit = "row" if privacy_unit is None else unit
-        self._keep(fitted, rows, plan, source, unit, randomness.private)
-        return self
+        return self._release(MemoryEngine(rows, randomness), design, unit, randomness)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of the released model; NaN for a row with a missing or undeclared value."""
@@ -196,6 +182,22 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.regressor_tags.poor_score = True
         return tags
+
+    def _begin(self) -> Design:
+        """Forget an older model, which a refused release must not leave behind, and look ahead."""
+        for name in _FITTED:
+            self.__dict__.pop(name, None)
+        return self._design()
+
+    def _release(self, engine: Engine, design: Design, unit: str, randomness: Randomness) -> Self:
+        # Overflow in one group is that group's own affair; a warning would tell of it.
+        with np.errstate(all="ignore"):
+            plan, source = self._plan(engine, design, randomness)
+            fitted = _carry_out(plan, engine, bool(self.fit_intercept), randomness)
+        if fitted is None:
+            raise _refusal(plan)
+        self._keep(fitted, engine.schema, plan, source, unit, randomness.private)
+        return self
 
     def _design(self) -> Design:
         """Everything about the call that can be wrong before the data are looked at."""
@@ -229,39 +231,39 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
             choice=choice,
         )
 
-    def _plan(self, rows: TrainingRows, design: Design, randomness: Randomness) -> tuple[Plan, str]:
+    def _plan(self, engine: Engine, design: Design, randomness: Randomness) -> tuple[Plan, str]:
         """The plan, and where its number of units comes from."""
-        d = rows.schema.n_design + int(self.fit_intercept)
-        units, source, spent = self._units(rows, d, design, randomness)
+        d = engine.n_features + int(self.fit_intercept)
+        units, source, spent = self._units(engine, d, design, randomness)
         plan = plan_units(units, d, design, self.n_models)
         if not plan.enough:
             raise _not_enough(plan, source, spent)
         return plan, source
 
     def _units(
-        self, rows: TrainingRows, d: int, design: Design, randomness: Randomness
+        self, engine: Engine, d: int, design: Design, randomness: Randomness
     ) -> tuple[int | None, str, IntegerNoise | None]:
         """A lower bound of the number of units, where it comes from, and what it cost."""
         if design.neighboring == "replace-one":
-            return rows.n_units, "public", None
+            return engine.n_units(), "public", None
         if self.expected_units is not None:
             return int(self.expected_units), "given by the caller", None
         if not design.private_count:
             return None, "not used", None
         noise = count_noise(design, d)
-        lower = rows.n_valid_units + noise.sample(randomness) - count_margin(noise)
+        lower = engine.n_valid_units() + noise.sample(randomness) - count_margin(noise)
         return lower, "noisy count", noise
 
     def _keep(
         self,
         fitted: Model,
-        rows: TrainingRows,
+        schema: Schema,
         plan: Plan,
         source: str,
         unit: str,
         private: bool,
     ) -> None:
-        names = rows.schema.design_names
+        names = schema.design_names
         guarantee = Guarantee(
             plan.budget.epsilon, plan.budget.delta, plan.neighboring, unit, private
         )
@@ -278,10 +280,10 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
             source,
             fitted.ranges,
         )
-        self.schema_ = rows.schema
-        self.n_features_in_ = rows.schema.n_features_in
-        if rows.schema.feature_names_in is not None:
-            self.feature_names_in_ = rows.schema.feature_names_in
+        self.schema_ = schema
+        self.n_features_in_ = schema.n_features_in
+        if schema.feature_names_in is not None:
+            self.feature_names_in_ = schema.feature_names_in
 
 
 def _seed(random_state: Any) -> int | None:
@@ -294,18 +296,22 @@ def _seed(random_state: Any) -> int | None:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def _carry_out(
-    plan: Plan, rows: TrainingRows, intercept: bool, randomness: Randomness
-) -> Model | None:
+@contextmanager
+def _nothing_spent() -> Iterator[None]:
+    """Say of a wrong call that it cost nothing, and nothing of what stood behind it."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)(f"{error} Nothing was spent.") from None
+
+
+def _carry_out(plan: Plan, engine: Engine, intercept: bool, randomness: Randomness) -> Model | None:
     """The planned mechanism on the rows; ``None`` is a refusal."""
     if isinstance(plan.parameters, MomentsParameters):
-        codes = None if rows.units is None else rows.units.codes
-        units = UnitRows(rows.design, rows.target, codes, rows.n_valid_units)
-        model = moments.release(units, intercept, plan.parameters, randomness)
-        return model if model is None else _with_reference_levels(model, rows.schema, intercept)
+        model = moments.release(engine, intercept, plan.parameters, randomness)
+        return model if model is None else _with_reference_levels(model, engine.schema, intercept)
     assert plan.n_models is not None
-    groups = _assign(rows, plan.n_models, plan.neighboring, randomness)
-    summaries = summarise(rows.design, rows.target, groups, plan.n_models, intercept=intercept)
+    summaries = engine.summaries(plan.n_models, plan.neighboring, intercept=intercept)
     vector = release_vector(summaries, plan.parameters, randomness)
     if vector is None:
         return None
@@ -340,20 +346,6 @@ def _with_reference_levels(model: Model, schema: Schema, intercept: bool) -> Mod
             constant, effects = constant + last, np.where(seen, effects - last, 0.0)
         coefficients[part] = effects
     return Model(coefficients, float(constant), ranges)
-
-
-def _assign(
-    rows: TrainingRows, n_groups: int, neighboring: str, randomness: Randomness
-) -> Integers:
-    """The group of every valid row (docs/method.md, section 2)."""
-    if neighboring == "replace-one":
-        # All input units take part, so that a unit whose rows become invalid moves no other.
-        partition = even_partition(rows.n_units, n_groups, randomness)
-        units = np.arange(rows.n_units) if rows.all_units is None else rows.all_units.codes
-        return partition[units[rows.kept]]
-    if rows.units is None:
-        return randomness.below(n_groups, len(rows.target))
-    return keyed_groups(rows.units.keys, n_groups, randomness.key())[rows.units.codes]
 
 
 def _not_enough(plan: Plan, source: str, spent: IntegerNoise | None) -> NotEnoughData:

@@ -18,28 +18,38 @@ import numpy.typing as npt
 
 from tukeyreg._tables import Column
 
-__all__ = ["Units", "canonical_key", "identify"]
+__all__ = ["Units", "canonical_key", "identify", "integers_of"]
 
 _MISSING = -1
 # Two values of these types that are equal have the same canonical key.
 _PLAIN = frozenset({str, bytes, bool, int, float, type(None)})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Units:
-    """The unit of each valid row.
+    """The unit of each row.
 
     Attributes
     ----------
     codes : ndarray of int64
-        For each valid row the position of its unit in `keys`. The numbers themselves mean
-        nothing: they shift when rows come or go.
-    keys : list of bytes
-        The canonical key of each unit, see :func:`canonical_key`.
+        For each row the position of its unit in `names`. The numbers themselves mean nothing:
+        they shift when rows come or go.
+    names : list of bytes, or ndarray of int64
+        The canonical key of each unit, see :func:`canonical_key`, or the integers it would spell.
     """
 
     codes: npt.NDArray[np.int64]
-    keys: list[bytes]
+    names: list[bytes] | npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The canonical key of each unit."""
+        if isinstance(self.names, list):
+            return self.names
+        return [b"i%d" % name for name in self.names.tolist()]
 
     def of_rows(self, kept: npt.NDArray[np.bool_]) -> Units:
         """Only the rows in `kept`, and only the units that they have.
@@ -52,12 +62,13 @@ class Units:
         [b'i8']
         """
         codes = self.codes[kept]
-        present = np.zeros(len(self.keys), dtype=bool)
+        present = np.zeros(len(self.names), dtype=bool)
         present[codes] = True
         renumbered = np.cumsum(present, dtype=np.int64) - 1
-        return Units(
-            renumbered[codes], [key for key, has in zip(self.keys, present, strict=True) if has]
-        )
+        if isinstance(self.names, np.ndarray):
+            return Units(renumbered[codes], self.names[present])
+        names = [name for name, has in zip(self.names, present, strict=True) if has]
+        return Units(renumbered[codes], names)
 
 
 def identify(column: Column) -> tuple[Units, npt.NDArray[np.bool_]]:
@@ -74,6 +85,10 @@ def identify(column: Column) -> tuple[Units, npt.NDArray[np.bool_]]:
     >>> units.codes.tolist(), units.keys, known.tolist()
     ([0, -1, 0, 1], [b'sa', b'i2'], [True, False, True, True])
     """
+    integers = integers_of(column)
+    if integers is not None:
+        names, codes = np.unique(integers, return_inverse=True)
+        return Units(codes.astype(np.int64), names), np.ones(len(codes), dtype=bool)
     present, values = column.moments() if column.kind == "datetime" else column.values()
     index, keys_found = _distinct_keys(values)
     position: dict[bytes, int] = {}
@@ -87,6 +102,12 @@ def identify(column: Column) -> tuple[Units, npt.NDArray[np.bool_]]:
     codes = np.full(len(column), _MISSING, dtype=np.int64)
     codes[present] = codes_of_distinct[index]
     return Units(codes, list(position)), codes != _MISSING
+
+
+def integers_of(column: Column) -> npt.NDArray[np.int64] | None:
+    """The identifiers, if all of them are integers of a machine's word by their dtype."""
+    numbers = column.integers()
+    return None if numbers is None else numbers.astype(np.int64, copy=False)
 
 
 def _distinct_keys(

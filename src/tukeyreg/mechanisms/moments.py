@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tukeyreg.mechanisms.randomness import Floats, Integers, Randomness
 from tukeyreg.mechanisms.sequential import LARGEST, PrivateMedian
-from tukeyreg.summaries.rows import REACH, RowMap, ShrunkRows, UnitRows
+from tukeyreg.summaries.rows import HIGHEST, LOWEST, REACH, RowMap, profile
 
 __all__ = [
     "LEVELS",
     "Model",
     "MomentsParameters",
+    "Pilot",
+    "Rows",
+    "profile",
     "release",
     "scale_of_profile",
     "target_weight",
@@ -33,8 +37,6 @@ SMALLEST = float(np.finfo(np.float64).smallest_subnormal)
 LEVELS = 2
 #: A vote for a location is the interval of numbers that agree with it to 36 bits.
 VOTE_WIDTH = 2.0**-36
-#: Exponents of the magnitudes of doubles; their histogram has one more cell, for zero.
-_LOWEST, _HIGHEST = -1074, 1025
 #: Standard deviations of the noise above which a cell beside seen ones is seen, too.
 SEEN_BESIDE = 2.0
 
@@ -45,7 +47,7 @@ def _heights(false: float) -> Floats:
     Less is asked where magnitudes are likelier: near 1, as of indicators. The probability that
     any cell of noise rises so high is at most half of ``false``.
     """
-    likelier = (1.0 + np.abs(np.arange(_LOWEST, _HIGHEST) - 1.0)) ** -1.5
+    likelier = (1.0 + np.abs(np.arange(LOWEST, HIGHEST) - 1.0)) ** -1.5
     return np.asarray(np.sqrt(-2 * np.log(false * likelier / np.sum(likelier))))
 
 
@@ -131,8 +133,42 @@ class Model:
     ranges: Floats | None
 
 
+class Pilot(Protocol):
+    """What is asked of a random part of the units: votes, counts and exact sums, never rows.
+
+    Attributes and methods are those of :class:`tukeyreg.summaries.rows.PilotRows`.
+    """
+
+    def votes(self, j: int) -> Floats: ...  # noqa: D102
+    def profiles(self, location: Floats) -> Integers: ...  # noqa: D102
+    def of_features(self, chosen: NDArray[np.bool_]) -> Pilot: ...  # noqa: D102
+    def norm_counts(self, map: RowMap, edges: Floats) -> Integers: ...  # noqa: D102
+    def gram(self, map: RowMap) -> Integers: ...  # noqa: D102
+    def residual_counts(self, map: RowMap, coefficients: Floats) -> Integers: ...  # noqa: D102
+    def gradient(self, map: RowMap, coefficients: Floats, bound: float) -> Integers: ...  # noqa: D102
+
+
+class Rows(Protocol):
+    """What is asked of all rows, wherever they are; see :mod:`tukeyreg.engines`."""
+
+    @property
+    def n_features(self) -> int:
+        """p, the number of features."""
+        ...
+
+    def pilot(self, share: int, voters: int, coins: Randomness) -> Pilot:
+        """A random part of the units: one in so many of them, and of these one in so many votes."""
+        ...
+
+    def gradient(
+        self, chosen: NDArray[np.bool_], map: RowMap, coefficients: Floats, bound: float
+    ) -> Integers:
+        """The sum of all integer rows times residuals, with the chosen features."""
+        ...
+
+
 def release(
-    rows: UnitRows,
+    rows: Rows,
     intercept: bool,
     parameters: MomentsParameters,
     randomness: Randomness,
@@ -156,7 +192,7 @@ def release(
 class _Fit:
     def __init__(
         self,
-        rows: UnitRows,
+        rows: Rows,
         intercept: bool,
         parameters: MomentsParameters,
         randomness: Randomness,
@@ -165,7 +201,7 @@ class _Fit:
         self._rows, self._intercept = rows, intercept
         self._parameters, self._randomness = parameters, randomness
         self._median = median
-        self._pilot = self._one_in(parameters.pilot, rows)
+        self._pilot = rows.pilot(parameters.pilot, parameters.voters, randomness)
         #: One replaced unit takes one vector from a sum and gives another.
         self._wider = math.sqrt(2) if parameters.replace else 1.0
 
@@ -176,41 +212,33 @@ class _Fit:
         if scale[-1] == math.inf or not seen.any():
             return None
         # What is not seen takes no part: its noise would only be in the way.
-        self._rows, self._pilot = self._rows.of_features(seen), self._pilot.of_features(seen)
+        self._pilot = self._pilot.of_features(seen)
         map = RowMap(
             location[:-1][seen], scale[:-1][seen], location[-1], scale[-1], self._intercept
         )
-        map, pilot, inverse = self._whiten(map)
-        model = self._descend(map, pilot, inverse)
+        map, inverse = self._whiten(map)
+        model = self._descend(map, inverse, seen)
         return None if model is None else _in_raw_units(map, model, seen)
 
     # --- scale ------------------------------------------------------------------------------
 
     def _locations(self) -> Floats:
         """The private median of every feature and of the target; 0 without an intercept."""
-        p = self._rows.design.shape[1]
+        p = self._rows.n_features
         if not self._intercept:
             return np.zeros(p + 1)
-        voters = self._one_in(self._parameters.voters, self._pilot)
         # Lemma 4: where votes are only added or removed the factor 1/2 of the exponent goes away.
         epsilon = self._parameters.location_epsilon * (1 if self._parameters.replace else 2)
         return np.array(
             [
-                self._median(voters.medians(voters.column(j)), epsilon, VOTE_WIDTH).sample(
-                    self._randomness
-                )
+                self._median(self._pilot.votes(j), epsilon, VOTE_WIDTH).sample(self._randomness)
                 for j in range(p + 1)
             ]
         )
 
     def _scales(self, location: Floats) -> Floats:
         """The root mean square of every column about its location; infinite where not seen."""
-        counts = np.array(
-            [
-                profile(self._pilot.magnitudes(_minus(self._pilot.column(j), centre)))
-                for j, centre in enumerate(location.tolist())
-            ]
-        )
+        counts = self._pilot.profiles(location)
         p = len(counts) - 1
         weight = target_weight(p)
         sigma = self._sigma(math.sqrt(p + weight**2), self._parameters.profile_rho)
@@ -227,40 +255,37 @@ class _Fit:
 
     # --- whitening --------------------------------------------------------------------------
 
-    def _whiten(self, map: RowMap) -> tuple[RowMap, ShrunkRows, Floats]:
+    def _whiten(self, map: RowMap) -> tuple[RowMap, Floats]:
         """Rows in coordinates that are nearly uncorrelated, and the inverse of their Gram matrix.
 
         The first noisy Gram matrix whitens. The second is that of the very rows and weights that
         the rounds use, so that every round goes all the way.
         """
         for level in range(LEVELS):
-            map, pilot = self._shrink(map)
+            map = self._shrink(map)
             sigma = self._sigma(map.radius**2, self._parameters.gram_rho)
-            denoised = _Denoised.of(self._noisy_gram(pilot, sigma), sigma)
+            denoised = _Denoised.of(self._noisy_gram(map, sigma), sigma)
             if level < LEVELS - 1:
                 map = map.whitened(denoised.inverse_root() @ map.matrix())
-        return map, pilot, denoised.inverse()
+        return map, denoised.inverse()
 
-    def _shrink(self, map: RowMap) -> tuple[RowMap, ShrunkRows]:
-        """The norm that most rows do not exceed, from a noisy histogram, and rows within it."""
-        blocks = map.blocks(self._pilot)
+    def _shrink(self, map: RowMap) -> RowMap:
+        """The norm that most rows do not exceed, from a noisy histogram, as the radius."""
         unit = math.sqrt(map.width)
         edges = unit * 2.0 ** ((np.arange(1, _NORM_CELLS) - _NORM_CELLS // 2) / 4)
-        cells = np.searchsorted(edges, map.norms(self._pilot, blocks))
-        counts = np.bincount(cells, minlength=_NORM_CELLS).astype(np.int64)
+        counts = self._pilot.norm_counts(map, edges)
         sigma = self._sigma(1.0, self._parameters.norm_rho)
         below = np.cumsum(self._randomness.gaussian(counts, sigma))
         at = int(np.argmax(below >= self._parameters.norm_share * below[-1]))
-        map = replace(map, radius=unit * 2.0 ** ((at + 1 - _NORM_CELLS // 2) / 4))
-        return map, map.shrunk(self._pilot, blocks)
+        return replace(map, radius=unit * 2.0 ** ((at + 1 - _NORM_CELLS // 2) / 4))
 
-    def _noisy_gram(self, rows: ShrunkRows, sigma: float) -> Floats:
+    def _noisy_gram(self, map: RowMap, sigma: float) -> Floats:
         """A symmetric Gram matrix with noise sigma on and sigma / sqrt(2) off the diagonal.
 
         Off the diagonal an entry stands for two, so that the noise is as if the whole matrix
         were one vector, whose norm is at most radius**2 (Lemma 5).
         """
-        sums, step = rows.gram(), rows.gram_step
+        sums, step = self._pilot.gram(map), map.gram_step
         d = len(sums)
         above = np.triu_indices(d, 1)
         gram = np.zeros((d, d))
@@ -272,56 +297,49 @@ class _Fit:
 
     # --- rounds -----------------------------------------------------------------------------
 
-    def _descend(self, map: RowMap, pilot: ShrunkRows, inverse: Floats) -> Floats | None:
+    def _descend(self, map: RowMap, inverse: Floats, seen: NDArray[np.bool_]) -> Floats | None:
         """Coefficients after the rounds, or ``None`` if the rounds made residuals larger."""
         model = np.zeros(map.width)
-        scale, seen = 1.0, []
+        scale, passed = 1.0, []
         last = len(self._parameters.clips) - 1
         for k, clip in enumerate(self._parameters.clips):
-            found = self._residual_scale(pilot, model)
+            found = self._residual_scale(map, model)
             scale = scale if found is None else min(found, 3.0)
-            seen.append((scale, model))
+            passed.append((scale, model))
             if scale < _NO_RESIDUALS:
                 break
             whole = k == last and self._parameters.pilot > 1
-            rows = map.shrunk(self._rows) if whole else pilot
+            bound = clip * scale
+            if whole:
+                sums = self._rows.gradient(seen, map, model, bound)
+            else:
+                sums = self._pilot.gradient(map, model, bound)
             share = 1 / self._parameters.pilot if whole else 1.0
-            model = model + inverse @ self._gradient(rows, model, clip * scale, k) * share
-        found = self._residual_scale(pilot, model)
-        seen.append((math.inf if found is None else found, model))
-        smallest = min(size for size, _ in seen)
-        kept = max(k for k, (size, _) in enumerate(seen) if size <= _TOLERANCE * smallest)
-        return seen[kept][1] if kept else None
+            model = model + inverse @ self._noisy_gradient(sums, map, bound, k) * share
+        found = self._residual_scale(map, model)
+        passed.append((math.inf if found is None else found, model))
+        smallest = min(size for size, _ in passed)
+        kept = max(k for k, (size, _) in enumerate(passed) if size <= _TOLERANCE * smallest)
+        return passed[kept][1] if kept else None
 
-    def _residual_scale(self, rows: ShrunkRows, model: Floats) -> float | None:
-        counts = profile(rows.residuals(model))
+    def _residual_scale(self, map: RowMap, model: Floats) -> float | None:
+        counts = self._pilot.residual_counts(map, model)
         sigma = self._sigma(1.0, self._parameters.residual_rho)
         return scale_of_profile(self._randomness.gaussian(counts, sigma), sigma)
 
-    def _gradient(self, rows: ShrunkRows, model: Floats, bound: float, k: int) -> Floats:
+    def _noisy_gradient(self, sums: Integers, map: RowMap, bound: float, k: int) -> Floats:
         # Replaced units can pull in opposite directions.
         wider = 2.0 if self._parameters.replace else 1.0
         # In steps, of which a unit is worth so many whatever the bound: a bound so small that the
         # value of a step is rounded must not round the noise.
-        sigma = wider * rows.gradient_worth / math.sqrt(2 * self._parameters.round_rho[k])
-        noisy = self._randomness.gaussian(rows.gradient(model, bound), sigma)
-        return np.asarray(noisy * rows.gradient_step(bound))
+        sigma = wider * map.gradient_worth / math.sqrt(2 * self._parameters.round_rho[k])
+        noisy = self._randomness.gaussian(sums, sigma)
+        return np.asarray(noisy * map.gradient_step(bound))
 
     # --- noise ------------------------------------------------------------------------------
 
     def _sigma(self, sensitivity: float, rho: float) -> float:
         return self._wider * sensitivity / math.sqrt(2 * rho)
-
-    def _one_in(self, share: int, rows: UnitRows) -> UnitRows:
-        """A random part of the units; a unit is in it or not whoever else there is."""
-        if share == 1:
-            return rows
-        return rows.of_units(self._randomness.below(share, rows.n_units) == 0)
-
-
-def _minus(values: Floats, centre: float) -> Floats:
-    with np.errstate(over="ignore"):
-        return np.asarray(values - centre)
 
 
 def target_weight(p: int) -> float:
@@ -330,20 +348,6 @@ def target_weight(p: int) -> float:
     It counts as so many features in the norm of the whole, so this costs them a ninth at most.
     """
     return max(1.0, math.sqrt(p) / 2)
-
-
-def profile(magnitudes: Floats) -> Integers:
-    """Counts of magnitudes by their exponent, after the count of zeros.
-
-    Examples
-    --------
-    >>> counts = profile(np.array([0.0, 3.0, 2.5, 0.6]))
-    >>> int(counts[0]), counts[counts > 0].tolist()
-    (1, [1, 1, 2])
-    """
-    finite = np.minimum(magnitudes, LARGEST)
-    exponents = np.where(finite == 0, _LOWEST - 1, np.frexp(finite)[1]) - (_LOWEST - 1)
-    return np.bincount(exponents, minlength=_HIGHEST - _LOWEST + 1).astype(np.int64)
 
 
 def scale_of_profile(noisy: Floats, sigma: float, heights: Floats = HEIGHTS) -> float | None:
@@ -372,7 +376,7 @@ def scale_of_profile(noisy: Floats, sigma: float, heights: Floats = HEIGHTS) -> 
     top = int(np.flatnonzero(seen)[-1])
     shares = np.ldexp(found, 2 * np.minimum(np.arange(len(cells)) - top, 0))
     mean = float(np.sum(shares)) * _OCTAVE_MEAN_SQUARE / (float(np.sum(found)) + max(zeros, 0.0))
-    exponent = min(top + _LOWEST, _HIGHEST - 2)
+    exponent = min(top + LOWEST, HIGHEST - 2)
     return max(SMALLEST, min(math.ldexp(math.sqrt(mean), exponent), float(LARGEST)))
 
 

@@ -27,7 +27,9 @@ from flint import arb, ctx, fmpz
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-__all__ = ["LazyUniform", "Randomness", "Weights"]
+from tukeyreg import kernel
+
+__all__ = ["Draws", "LazyUniform", "Randomness", "Weights"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -130,6 +132,58 @@ class Weights:
     exact: Callable[[], Sequence[arb]]
 
 
+@dataclass(frozen=True, repr=False)
+class Draws:
+    """Independent uniform integers for units, had again from a key and nothing else.
+
+    A unit that is a row draws by its place, from the ChaCha20 stream of the key; one that has an
+    identifier by its keyed hash (SipHash-2-4). So engines that read the same rows give the same
+    draws, and so does a task that is tried again. Who has no key cannot tell them from draws of
+    the operating system's.
+
+    Parameters
+    ----------
+    key : bytes
+        32 secret bytes, see :meth:`Randomness.draws`.
+    part : int
+        Which part of the storage rows are counted in, where they have no places in the whole.
+
+    Examples
+    --------
+    >>> draws = Draws(bytes(32))
+    >>> draws.of_rows(6, first=0, count=5).tolist()
+    [4, 3, 5, 0, 4]
+    >>> draws.of_rows(6, first=3, count=2).tolist()
+    [0, 4]
+    """
+
+    key: bytes
+    part: int = 0
+
+    def of_rows(self, bound: int, first: int, count: int) -> NDArray[np.int32]:
+        """For rows by their places ``first .. first + count - 1``, in ``0 .. bound - 1``.
+
+        That 2**32 is not a multiple of the bound makes some values likelier by 2**-32 times it.
+        Neither groups nor random parts of the units ask for more (docs/method.md, section 2).
+        """
+        return kernel.draws(self.key, self.part, first, count, bound)
+
+    def of_texts(self, bound: int, texts: Sequence[bytes]) -> NDArray[np.int32]:
+        """For identifiers in bytes."""
+        starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        buffer = np.frombuffer(b"".join(texts) or b" ", dtype=np.uint8)
+        return self.of_hashes(bound, kernel.hash_texts(buffer, starts, self.key))
+
+    def of_integers(self, bound: int, identifiers: Integers) -> NDArray[np.int32]:
+        """For identifiers that are integers: as those of ``i`` and their digits."""
+        return self.of_hashes(bound, kernel.hash_integers(identifiers, self.key))
+
+    @staticmethod
+    def of_hashes(bound: int, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """For identifiers by their hashes."""
+        return (hashes % np.uint64(bound)).astype(np.int32)
+
+
 class Randomness:
     """A source of exact random decisions.
 
@@ -163,8 +217,12 @@ class Randomness:
         return LazyUniform(self._bits)
 
     def key(self) -> bytes:
-        """32 fresh bytes, the key of a hash."""
+        """32 fresh bytes, the key of a hash or of a stream."""
         return self._bits.raw(32)
+
+    def draws(self) -> Draws:
+        """Draws for units from a fresh key."""
+        return Draws(self.key())
 
     def coin(self, probability: Callable[[], arb]) -> bool:
         """Heads with exactly the probability that the ball-valued function encloses."""

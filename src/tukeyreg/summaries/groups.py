@@ -1,15 +1,25 @@
-"""The value that every engine returns: one triangular summary per group."""
+"""The value that every engine returns, one triangular summary per group, and how it is added up.
+
+A group's numbers are changed by its own rows only, one row after the other (docs/method.md,
+section 2): where batches are cut, and whose rows lie between, changes no bit of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GroupSummaries"]
+from tukeyreg import kernel
+from tukeyreg.kernel import Columns, Products, Triangles
+
+__all__ = ["GroupSummaries", "GroupSums", "summarise", "triangles_of"]
 
 Floats = NDArray[np.float64]
+Groups = NDArray[np.signedinteger]
 
 #: A pivot below this share of its column's length cannot tell its coefficient from later ones.
 PIVOT_TOLERANCE = 1e-12
@@ -55,3 +65,125 @@ class GroupSummaries:
                 rest[j] = np.where(pivot == 0, 0.0, rest[j] / np.where(pivot == 0, 1.0, pivot))
                 rest[:j] -= rows[:j, j] * rest[j]
         return np.ascontiguousarray(np.nan_to_num(rest, nan=0.0).T)
+
+
+class GroupSums:
+    """Rows of all groups, added up batch by batch.
+
+    Sums of products, from every group's first row on, are all that most groups need. Where they
+    have lost too many digits (nearly collinear columns, fewer rows than columns, absurd
+    magnitudes) a group is *weak*: it needs a second look at its rows, by QR. Which groups are weak
+    is a group's own affair; that a second look was needed at all can be seen from the time.
+
+    Examples
+    --------
+    >>> x = np.arange(8.0)
+    >>> sums = GroupSums(2, 1, intercept=True)
+    >>> for rows in (slice(0, 3), slice(3, 8)):
+    ...     sums.add(Columns([x[rows]], 5 - x[rows]), np.arange(8)[rows] % 2)
+    >>> bool(sums.weak().any()), sums.summaries().models().round(6).tolist()
+    (False, [[5.0, -1.0], [5.0, -1.0]])
+    """
+
+    def __init__(
+        self, n_groups: int, n_features: int, *, intercept: bool, levels: Sequence[slice] = ()
+    ) -> None:
+        self._intercept, self._levels = intercept, levels if intercept else ()
+        self._sums = Products(n_groups, n_features)
+        self._again: Triangles | None = None
+
+    def add(self, columns: Columns, groups: Groups) -> None:
+        """Add a batch; rows that are not finite, or of group -1, are left out."""
+        kernel.add(columns, _contiguous(groups), self._sums, shifted=self._intercept)
+
+    def weak(self) -> NDArray[np.bool_]:
+        """Which groups need :meth:`add_again`, after all rows were added."""
+        return ~self._factored[1]
+
+    def add_again(self, columns: Columns, groups: Groups) -> None:
+        """Add a batch once more, to the weak groups only."""
+        weak = self.weak()
+        place = np.where(weak, np.cumsum(weak) - 1, -1).astype(np.int32)
+        if self._again is None:
+            self._again = Triangles(int(weak.sum()), columns.n_features, intercept=self._intercept)
+        # Group -1 would be the last one.
+        again = np.where(groups < 0, -1, place[groups]).astype(np.int32)
+        kernel.absorb(columns, again, self._again)
+
+    def summaries(self) -> GroupSummaries:
+        """The summaries of all groups."""
+        triangles, sound = self._factored
+        if self._again is not None:
+            triangles[~sound] = triangles_of(self._again)
+        return GroupSummaries.of_triangles(triangles)
+
+    @cached_property
+    def _factored(self) -> tuple[Floats, NDArray[np.bool_]]:
+        return kernel.factor(self._sums, intercept=self._intercept, aliased=self._aliased())
+
+    def _aliased(self) -> NDArray[np.uint8] | None:
+        """The last level that a group has of every category: with the intercept it is one too many.
+
+        Which levels a group has is known exactly, from sums of zeros and ones.
+        """
+        if not self._levels:
+            return None
+        p = self._sums.n_features
+        counts = (
+            self._sums.gram[:, :p, p + 1] + self._sums.origin[:, :p] * self._sums.count[:, None]
+        )
+        aliased = np.zeros((len(counts), p), dtype=np.uint8)
+        for category in self._levels:
+            has = counts[:, category] > 0.5
+            last = has.shape[1] - 1 - np.argmax(has[:, ::-1], axis=1)
+            aliased[np.arange(len(has)), category.start + last] = has.any(axis=1)
+        return aliased
+
+
+def summarise(
+    columns: Columns,
+    groups: NDArray[np.int32],
+    n_groups: int,
+    *,
+    intercept: bool,
+    levels: Sequence[slice] = (),
+) -> GroupSummaries:
+    """Factor [1, features, target] of every group.
+
+    Parameters
+    ----------
+    columns : Columns
+        Rows that are not finite are left out.
+    groups : array (n,) of integers in 0 .. n_groups - 1, or -1 for no group
+    n_groups : int
+    intercept : bool
+        Whether a column of ones goes in front.
+    levels : sequence of slices
+        Features that are all levels of one category: one of them is 1, the others are 0.
+
+    Examples
+    --------
+    >>> x = np.arange(8.0)
+    >>> summaries = summarise(Columns([x], 1 + 2 * x), np.arange(8) % 2, 2, intercept=True)
+    >>> summaries.models().round(6)
+    array([[1., 2.],
+           [1., 2.]])
+    """
+    sums = GroupSums(n_groups, columns.n_features, intercept=intercept, levels=levels)
+    sums.add(columns, groups)
+    if sums.weak().any():
+        sums.add_again(columns, groups)
+    return sums.summaries()
+
+
+def triangles_of(state: Triangles) -> Floats:
+    """The triangles of rows that were absorbed, those that still wait included."""
+    kernel.flush(state)
+    w = state.width
+    upper = np.triu(state.triangle[:, :w, :w])
+    with np.errstate(over="ignore"):
+        return np.asarray(np.ldexp(upper, state.exponent[:, None, :w]))
+
+
+def _contiguous(groups: Groups) -> NDArray[np.int32]:
+    return np.ascontiguousarray(groups, dtype=np.int32)

@@ -12,14 +12,18 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TypeVar
+from functools import cached_property, lru_cache
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["RowMap", "ShrunkRows", "UnitRows"]
+from tukeyreg import kernel
+from tukeyreg.errors import InvalidInput
+from tukeyreg.kernel import Columns
+
+__all__ = ["MOST_ROWS", "PilotRows", "RowMap", "ShrunkRows", "UnitRows", "profile", "weights_of"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,10 +37,26 @@ _RESIDUAL_BITS = 12
 #: Rows of one block: its columns stay in the cache, and its sums below 2**53.
 _BLOCK = 1 << 12
 _THREADS = 2
-#: More rows than this could make a sum overflow 64 bits.
+#: More rows than this could make a sum of products overflow 64 bits.
 MOST_ROWS = 1 << 28
 #: Room for the rounding of the shrinking, which is a million times smaller.
 _BELOW_ONE = 1 - 2.0**-30
+#: Exponents of the magnitudes of doubles; their histogram has one more cell, for zero.
+LOWEST, HIGHEST = -1074, 1025
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+class Coins(Protocol):
+    """A source of independent uniform integers in ``0 .. bound - 1``."""
+
+    def below(self, bound: int, size: int) -> Integers:
+        """So many of them."""
+        ...
+
+
+def weights_of(sizes: Integers) -> Floats:
+    """What makes the rows of units of these sizes count as one: 1 / sqrt(size), rounded down."""
+    return np.asarray(1 / np.sqrt(sizes) * _BELOW_ONE)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,11 +99,38 @@ class UnitRows:
             return self.target
         return np.ascontiguousarray(self.design[:, j], dtype=np.float64)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The same rows as the kernel reads them."""
+        return Columns(list(self.design.T), self.target)
+
+    @property
+    def n_features(self) -> int:
+        """p, the number of features."""
+        return int(self.design.shape[1])
+
+    def pilot(self, share: int, voters: int, coins: Coins) -> PilotRows:
+        """A random part of the units, one in ``share``, and one in ``voters`` of it, which votes.
+
+        A unit is in it or not whoever else there is.
+        """
+        part = self._one_in(share, coins)
+        return PilotRows(part, part._one_in(voters, coins))
+
+    def gradient(
+        self, chosen: NDArray[np.bool_], map: RowMap, coefficients: Floats, bound: float
+    ) -> Integers:
+        """The sum of all integer rows times residuals, with the chosen features."""
+        return map.shrunk(self.of_features(chosen)).gradient(coefficients, bound)
+
+    def _one_in(self, share: int, coins: Coins) -> UnitRows:
+        if share == 1:
+            return self
+        return self.of_units(coins.below(share, self.n_units) == 0)
+
     def weights(self) -> Floats | None:
-        """What makes a unit's rows count as one: 1 / sqrt(rows of the unit), rounded down."""
-        if self.codes is None:
-            return None
-        return np.asarray((1 / np.sqrt(self._sizes()) * _BELOW_ONE)[self.codes])
+        """What makes a unit's rows count as one."""
+        return None if self.codes is None else weights_of(self._sizes())[self.codes]
 
     def medians(self, values: Floats) -> Floats:
         """The lower median of every unit's values: one vote for each unit."""
@@ -206,6 +253,63 @@ class RowMap:
         np.multiply(rows, 2.0 ** -(_FEATURE_BITS + self.whitening_bits), out=rows)
         return rows
 
+    @property
+    def gram_step(self) -> float:
+        """What one step of :meth:`ShrunkRows.gram` is worth."""
+        return 4.0**-self.grid_bits
+
+    @property
+    def gradient_worth(self) -> float:
+        """The most that one unit can add to :meth:`gradient`, in steps."""
+        return self.radius * 2.0 ** (self.grid_bits + _RESIDUAL_BITS)
+
+    def gradient_step(self, bound: float) -> float:
+        """What one step of :meth:`gradient` is worth: of a row, times that of a residual."""
+        return bound * 2.0 ** -(self.grid_bits + _RESIDUAL_BITS)
+
+    def gradient(
+        self,
+        columns: Columns,
+        kept: NDArray[np.bool_] | None,
+        weights: Floats | None,
+        coefficients: Floats,
+        bound: float,
+    ) -> Integers:
+        """The sum of integer rows times residuals within the bound, in steps.
+
+        A row that is not kept, or not finite, counts for nothing. Weights make a unit's rows
+        count as one, and the bounds of their residuals with them.
+        """
+        integers, bits = self.integer_model(coefficients)
+        numbers = kernel.IntegerMap(
+            location=self.location,
+            scale=self.scale,
+            whitening=self.whitening,
+            width=self.width,
+            target_location=self.target_location,
+            target_scale=self.target_scale,
+            reach=REACH,
+            steps=2.0**_FEATURE_BITS,
+            unit=2.0 ** -(_FEATURE_BITS + self.whitening_bits),
+            radius=self.radius,
+            shrink=_BELOW_ONE * 2.0**self.grid_bits,
+            residual_steps=2.0**_RESIDUAL_BITS,
+        )
+        unit = 2.0 ** -(bits + self.grid_bits)
+        return kernel.gradient(columns, kept, weights, numbers, integers, unit, bound)
+
+    def integer_model(self, coefficients: Floats) -> tuple[Floats, int]:
+        """Coefficients on a grid on which their products with integer rows are exact.
+
+        Coefficients that have gone so far astray that they fit no grid are cut: they are public,
+        so this is allowed, and no residual of theirs would mean anything.
+        """
+        limit = 2.0**51 / (self.radius * 2.0**self.grid_bits)
+        limited = np.clip(coefficients, -limit / len(coefficients), limit / len(coefficients))
+        spare = limit / max(limit * 2.0**-41, float(np.abs(limited).sum()))
+        bits = max(0, min(40, int(math.log2(spare))))
+        return np.rint(np.ldexp(limited, bits)), bits
+
     def blocks(self, rows: UnitRows) -> list[Floats]:
         """Coordinates of all rows, block by block, for several passes."""
 
@@ -270,7 +374,7 @@ class ShrunkRows:
     kept: list[tuple[Floats, Floats]] | None
 
     def gram(self) -> Integers:
-        """The sum of outer products, in steps of ``gram_step``."""
+        """The sum of outer products, in steps of ``map.gram_step``."""
 
         def of_block(part: slice) -> Integers:
             vectors, _ = self._block(part)
@@ -280,7 +384,7 @@ class ShrunkRows:
 
     def residuals(self, coefficients: Floats) -> Floats:
         """The root mean square of every unit's residuals, weighted as its rows are."""
-        model = self._integer_model(coefficients)
+        model = self.map.integer_model(coefficients)
 
         def of_block(part: slice) -> Floats:
             return self._rest(*self._block(part), model)
@@ -289,32 +393,8 @@ class ShrunkRows:
         return self.rows.lengths(rest)  # rows have the weights that make it a mean
 
     def gradient(self, coefficients: Floats, bound: float) -> Integers:
-        """The sum of rows times residuals within the bound, in steps of ``gradient_step``."""
-        model = self._integer_model(coefficients)
-
-        def of_block(part: slice) -> Integers:
-            vectors, target = self._block(part)
-            with np.errstate(over="ignore"):
-                share = self._rest(vectors, target, model) / bound
-            most = 1.0 if self.weights is None else self.weights[part]
-            share = np.trunc(np.clip(share, -most, most) * 2.0**_RESIDUAL_BITS)
-            return np.asarray((vectors @ share).astype(np.int64))
-
-        return self._total(of_block)
-
-    @property
-    def gram_step(self) -> float:
-        """What one step of :meth:`gram` is worth."""
-        return 4.0**-self.map.grid_bits
-
-    @property
-    def gradient_worth(self) -> float:
-        """The most that one unit can add to :meth:`gradient`, in steps."""
-        return self.map.radius * 2.0 ** (self.map.grid_bits + _RESIDUAL_BITS)
-
-    def gradient_step(self, bound: float) -> float:
-        """What one step of :meth:`gradient` is worth: of a row, times that of a residual."""
-        return bound * 2.0 ** -(self.map.grid_bits + _RESIDUAL_BITS)
+        """The sum of rows times residuals within the bound: :meth:`RowMap.gradient`."""
+        return self.map.gradient(self.rows.columns, None, self.weights, coefficients, bound)
 
     def _block(self, part: slice) -> tuple[Floats, Floats]:
         if self.kept is not None:
@@ -326,21 +406,87 @@ class ShrunkRows:
         blocks = _each_block(len(self.rows.target), of_block)
         return np.asarray(np.sum(blocks, axis=0, dtype=np.int64))
 
-    def _integer_model(self, coefficients: Floats) -> tuple[Floats, int]:
-        """Coefficients on a grid on which their products with integer rows are exact.
-
-        Coefficients that have gone so far astray that they fit no grid are cut: they are public,
-        so this is allowed, and no residual of theirs would mean anything.
-        """
-        limit = 2.0**51 / (self.map.radius * 2.0**self.map.grid_bits)
-        limited = np.clip(coefficients, -limit / len(coefficients), limit / len(coefficients))
-        spare = limit / max(limit * 2.0**-41, float(np.abs(limited).sum()))
-        bits = max(0, min(40, int(math.log2(spare))))
-        return np.rint(np.ldexp(limited, bits)), bits
-
     def _rest(self, vectors: Floats, target: Floats, model: tuple[Floats, int]) -> Floats:
         integers, bits = model
         return np.asarray(target - np.ldexp(integers @ vectors, -(bits + self.map.grid_bits)))
+
+
+class PilotRows:
+    """The random part of the units by which `moments` finds its way; it is held in memory.
+
+    All that a mechanism is told of it are votes, counts and exact sums.
+
+    Parameters
+    ----------
+    rows, voters : UnitRows
+    """
+
+    def __init__(self, rows: UnitRows, voters: UnitRows) -> None:
+        if len(rows.target) > MOST_ROWS:
+            raise InvalidInput(f"a pilot of more than {MOST_ROWS:,} rows does not fit.")
+        self._rows, self._voters = rows, voters
+        self._blocks: tuple[Floats | None, list[Floats]] | None = None
+        self._kept: ShrunkRows | None = None
+
+    def votes(self, j: int) -> Floats:
+        """One vote of each voter for the location of a column; the target is the last."""
+        return self._voters.medians(self._voters.column(j))
+
+    def profiles(self, location: Floats) -> Integers:
+        """For every column the profile of its distances from the location, unit by unit."""
+        columns = [
+            _minus(self._rows.column(j), centre) for j, centre in enumerate(location.tolist())
+        ]
+        return np.array([profile(self._rows.magnitudes(column)) for column in columns])
+
+    def of_features(self, chosen: NDArray[np.bool_]) -> PilotRows:
+        """The same units with the chosen features only."""
+        return PilotRows(self._rows.of_features(chosen), self._voters)
+
+    def norm_counts(self, map: RowMap, edges: Floats) -> Integers:
+        """How many units have rows whose norm lies between which edges."""
+        self._blocks = (map.whitening, map.blocks(self._rows))
+        cells = np.searchsorted(edges, map.norms(self._rows, self._blocks[1]))
+        return np.bincount(cells, minlength=len(edges) + 1).astype(np.int64)
+
+    def gram(self, map: RowMap) -> Integers:
+        """The sum of outer products of integer rows."""
+        return self._shrunk(map).gram()
+
+    def residual_counts(self, map: RowMap, coefficients: Floats) -> Integers:
+        """The profile of the residuals, unit by unit."""
+        return profile(self._shrunk(map).residuals(coefficients))
+
+    def gradient(self, map: RowMap, coefficients: Floats, bound: float) -> Integers:
+        """The sum of integer rows times residuals."""
+        return self._shrunk(map).gradient(coefficients, bound)
+
+    def _shrunk(self, map: RowMap) -> ShrunkRows:
+        if self._kept is None or self._kept.map is not map:
+            blocks = None
+            if self._blocks is not None and self._blocks[0] is map.whitening:
+                blocks = self._blocks[1]
+            self._kept, self._blocks = map.shrunk(self._rows, blocks), None
+        return self._kept
+
+
+def _minus(values: Floats, centre: float) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.asarray(values - centre)
+
+
+def profile(magnitudes: Floats) -> Integers:
+    """Counts of magnitudes by their exponent, after the count of zeros.
+
+    Examples
+    --------
+    >>> counts = profile(np.array([0.0, 3.0, 2.5, 0.6]))
+    >>> int(counts[0]), counts[counts > 0].tolist()
+    (1, [1, 1, 2])
+    """
+    finite = np.minimum(magnitudes, _LARGEST)
+    exponents = np.where(finite == 0, LOWEST - 1, np.frexp(finite)[1]) - (LOWEST - 1)
+    return np.bincount(exponents, minlength=HIGHEST - LOWEST + 1).astype(np.int64)
 
 
 def _norms(vectors: Floats) -> Floats:
