@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from tukeyreg.errors import (
     InvalidInput,
+    MissingExtra,
     NotEnoughData,
     ReleaseRefused,
     TukeyregError,
@@ -18,6 +19,7 @@ __all__ = [
     "Budget",
     "Guarantee",
     "InvalidInput",
+    "MissingExtra",
     "NotEnoughData",
     "Plan",
     "Release",

@@ -104,6 +104,9 @@ class ArrayColumn:
         """Where a value is present, and those values as Python objects."""
         return np.ones(len(self.array), dtype=bool), self.array.tolist()
 
+    def coded(self) -> None:
+        """An array has no dictionary."""
+
     def moments(self) -> tuple[npt.NDArray[np.bool_], Array]:
         """Where a date and time is present, and those as ``datetime64``."""
         return np.ones(len(self.array), dtype=bool), self.array
@@ -119,6 +122,14 @@ class SeriesColumn:
     def of_frame(cls, frame: nw.DataFrame[Any]) -> tuple[SeriesColumn, ...]:
         """All columns of a frame, in order."""
         return tuple(cls(cast("nw.Series[Any]", series)) for series in frame.iter_columns())
+
+    def _array(self) -> Array:
+        """Values as NumPy sees them; where Arrow has them in one piece, without a copy."""
+        if self.series.implementation.is_pyarrow():
+            native = nw.to_native(self.series)
+            if native.num_chunks == 1:
+                return np.asarray(native.chunk(0).to_numpy(zero_copy_only=False))
+        return self.series.to_numpy()
 
     @property
     def _numpy_dtype(self) -> np.dtype[Any] | None:
@@ -166,7 +177,7 @@ class SeriesColumn:
             numbers = np.full(len(self), np.nan)
             numbers[present] = [_as_float(value) for value in values]
             return numbers
-        return numbers_of(self.series.to_numpy())
+        return numbers_of(self._array())
 
     def integers(self) -> Array | None:
         """The values, if they are integers that fit into 64 bits with a sign, none missing."""
@@ -174,13 +185,26 @@ class SeriesColumn:
             return None
         if self.series.null_count():
             return None
-        array = self.series.to_numpy()
+        array = self._array()
         return array if _is_signed_word(array) else None
 
     def values(self) -> tuple[npt.NDArray[np.bool_], list[Any]]:
         """Where a value is present, and those values as Python objects."""
         present = ~np.asarray(self.series.is_null().to_numpy(), dtype=bool)
         return present, self.series.drop_nulls().to_list()
+
+    def coded(self) -> tuple[Array, list[Any]] | None:
+        """For text in Arrow: codes of the values, -1 where one is missing, and what they stand for.
+
+        It is the same as :meth:`values`, without a Python object for every row.
+        """
+        if self.kind != "string" or not self.series.implementation.is_pyarrow():
+            return None
+        encoded = nw.to_native(self.series).dictionary_encode().combine_chunks()
+        if hasattr(encoded, "chunks"):  # of no rows
+            return None
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return codes, encoded.dictionary.to_pylist()
 
     def moments(self) -> tuple[npt.NDArray[np.bool_], Array]:
         """Where a date and time is present, and those as ``datetime64`` in UTC."""

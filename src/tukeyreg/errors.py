@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InvalidInput",
+    "MissingExtra",
     "NotEnoughData",
     "ReleaseRefused",
     "TukeyregError",
@@ -39,6 +40,10 @@ class UndeclaredCategory(InvalidInput):
 
     Levels are public and never come from the data: declare them with ``categories={...}``.
     """
+
+
+class MissingExtra(TukeyregError, ImportError):
+    """A library that this needs is an extra, and not installed. Nothing was spent."""
 
 
 class NotEnoughData(TukeyregError, ValueError):

@@ -592,6 +592,11 @@ def _design_columns(
 
 def _positions_of(column: _tables.Column, levels: tuple[Level, ...]) -> npt.NDArray[np.int32]:
     """Which of the levels every value is; -1 for none of them."""
+    coded = column.coded()
+    if coded is not None:
+        codes, distinct = coded
+        of_code = np.array([*_level_positions(distinct, levels), -1], dtype=np.int32)
+        return of_code[codes]
     present, values = column.values()
     positions = np.full(len(column), -1, dtype=np.int32)
     positions[present] = _level_positions(values, levels)

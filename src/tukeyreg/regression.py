@@ -166,6 +166,84 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
         unit = "row" if privacy_unit is None else unit
         return self._release(MemoryEngine(rows, randomness), design, unit, randomness)
 
+    def fit_files(
+        self,
+        source: Any = None,
+        target: str | None = None,
+        features: Sequence[str] | None = None,
+        privacy_unit: str | None = None,
+        *,
+        table: str | None = None,
+        query: str | None = None,
+        delimiter: str = ",",
+        progress: bool | None = None,
+    ) -> Self:
+        """Spend the budget on a release from files, however large; with ``tukeyreg[files]``.
+
+        Parameters
+        ----------
+        source : path, list of paths, or None
+            Parquet or CSV files, by name or by pattern (``"claims/*.parquet"``), or one DuckDB
+            database. None for a query that names its files itself.
+        target : str
+        features : sequence of str, optional
+            In the order of the coefficients. By default all columns but the target and the unit.
+        privacy_unit : str, optional
+            The column that tells whom a row belongs to. By default each row is its own unit.
+        table, query : str, optional
+            What to read from a database; or a query. It must look at every row by itself: with
+            joins, aggregates, ``DISTINCT`` or ``LIMIT`` one person can move other people's rows,
+            and there is no guarantee.
+        delimiter : str
+            Of CSV files. Their first line names the columns. What is not a number drops its row,
+            and levels and privacy units are text.
+        progress : bool, optional
+            Whether to show how many rows were read, which is private. By default on a terminal
+            only.
+
+        Raises
+        ------
+        MissingExtra
+            DuckDB or pyarrow is not installed. Nothing was spent.
+        InvalidInput, NotEnoughData, ReleaseRefused
+            As for :meth:`fit`. A file that cannot be read, or that changes meanwhile, is
+            ``InvalidInput``: nothing was released, so nothing was spent.
+
+        Examples
+        --------
+        >>> import pyarrow as pa, pyarrow.parquet as pq, tempfile
+        >>> rng = np.random.default_rng(0)
+        >>> age = rng.uniform(20, 80, 20_000)
+        >>> rows = pa.table({"age": age, "charges": 3 * age + rng.normal(size=20_000)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pq.write_table(rows, f"{folder}/claims.parquet")
+        ...     model = TukeyRegressor(epsilon=1.0, delta=1e-6, random_state=0)
+        ...     model = model.fit_files(f"{folder}/*.parquet", target="charges")
+        >>> round(float(model.coef_[0]), 1)
+        3.0
+        """
+        from tukeyreg.engines import files
+
+        design = self._begin()
+        with _nothing_spent():
+            files.require()
+            _check_column("target", target)
+            _check_streamed(design, privacy_unit)
+            opened = files.FileSource(source, table=table, query=query, delimiter=delimiter)
+        randomness = Randomness(_seed(self.random_state))
+        with opened, _nothing_spent():
+            engine = files.FileEngine(
+                opened,
+                str(target),
+                features,
+                privacy_unit,
+                self.categories,
+                randomness,
+                progress=progress,
+                for_moments=design.method == "moments",
+            )
+            return self._release(engine, design, privacy_unit or "row", randomness)
+
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of the released model; NaN for a row with a missing or undeclared value."""
         check_is_fitted(self, "coef_")
@@ -303,6 +381,22 @@ def _nothing_spent() -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise type(error)(f"{error} Nothing was spent.") from None
+
+
+def _check_column(role: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise InvalidInput(f"{role} must be the name of a column, got {name!r}.")
+
+
+def _check_streamed(design: Design, privacy_unit: str | None) -> None:
+    """What engines that read rows one after the other cannot do."""
+    if privacy_unit is not None:
+        _check_column("privacy_unit", privacy_unit)
+        if design.neighboring == "replace-one" and design.method != "moments":
+            raise InvalidInput(
+                "neighboring='replace-one' with a privacy unit needs all units at once for "
+                f"method={design.method!r}: use 'add-remove', or method='moments'."
+            )
 
 
 def _carry_out(plan: Plan, engine: Engine, intercept: bool, randomness: Randomness) -> Model | None:

@@ -89,18 +89,29 @@ def identify(column: Column) -> tuple[Units, npt.NDArray[np.bool_]]:
     if integers is not None:
         names, codes = np.unique(integers, return_inverse=True)
         return Units(codes.astype(np.int64), names), np.ones(len(codes), dtype=bool)
+    coded = column.coded()
+    if coded is not None:
+        of_row, distinct = coded
+        return _units_of(of_row, [canonical_key(value) for value in distinct])
     present, values = column.moments() if column.kind == "datetime" else column.values()
-    index, keys_found = _distinct_keys(values)
+    index, keys = _distinct_keys(values)
+    of_row = np.full(len(column), _MISSING, dtype=np.int64)
+    of_row[present] = index
+    return _units_of(of_row, keys)
+
+
+def _units_of(
+    of_row: npt.NDArray[np.signedinteger], keys: list[bytes | None]
+) -> tuple[Units, npt.NDArray[np.bool_]]:
+    """Units by the key of every row, -1 for none; several keys in the list may be the same."""
     position: dict[bytes, int] = {}
-    codes_of_distinct = np.array(
+    codes = np.array(
         [
-            _MISSING if key is None else position.setdefault(key, len(position))
-            for key in keys_found
+            *(_MISSING if key is None else position.setdefault(key, len(position)) for key in keys),
+            _MISSING,
         ],
         dtype=np.int64,
-    )
-    codes = np.full(len(column), _MISSING, dtype=np.int64)
-    codes[present] = codes_of_distinct[index]
+    )[of_row]
     return Units(codes, list(position)), codes != _MISSING
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "hash_texts",
     "in_threads",
     "padded",
+    "processors",
     "readable",
 ]
 
@@ -45,7 +46,7 @@ _KINDS = {
     np.dtype(name): kind
     for kind, name in enumerate(("f8", "f4", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8"))
 }
-_LANES = 8
+_LANES = 4
 #: More threads than this do not help: memory is the limit.
 _MOST_THREADS = 8
 _ROWS_WORTH_A_THREAD = 1 << 14
@@ -156,14 +157,15 @@ def in_threads(
     n_rows: int, work: Callable[[int, int], _Result], most: int = _MOST_THREADS
 ) -> list[_Result]:
     """Results of ``work(k, threads)`` for every k, with as many threads as so many rows deserve."""
-    threads = min(most, _processors(), 1 + n_rows // _ROWS_WORTH_A_THREAD)
+    threads = min(most, processors(), 1 + n_rows // _ROWS_WORTH_A_THREAD)
     if threads < 2:
         return [work(0, 1)]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, range(threads), [threads] * threads))
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
@@ -177,7 +179,9 @@ def _done(status: int) -> None:
 
 
 class _Products(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("gram", "origin", "peak", "count"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("gram", "origin", "peak", "count", "check")
+    )
 
 
 class Products:
@@ -190,6 +194,8 @@ class Products:
     origin, peak : array (groups, w)
         The first row where rows are shifted, and the largest magnitudes after the shift.
     count : array (groups,)
+    check : array (groups,)
+        A checksum of the rows, whatever their order.
     """
 
     def __init__(self, n_groups: int, n_features: int) -> None:
@@ -199,14 +205,21 @@ class Products:
         self.origin: Floats = np.zeros((n_groups, width))
         self.peak: Floats = np.zeros((n_groups, width))
         self.count: Integers = np.zeros(n_groups, dtype=np.int64)
+        self.check = np.zeros(n_groups, dtype=np.uint64)
 
     def _c(self) -> Any:
-        return ctypes.byref(
-            _Products(*map(_address, (self.gram, self.origin, self.peak, self.count)))
-        )
+        arrays = (self.gram, self.origin, self.peak, self.count, self.check)
+        return ctypes.byref(_Products(*map(_address, arrays)))
 
 
-def add(columns: Columns, groups: NDArray[np.int32], sums: Products, *, shifted: bool) -> None:
+def add(
+    columns: Columns,
+    groups: NDArray[np.int32],
+    sums: Products,
+    *,
+    shifted: bool,
+    threads: int = _MOST_THREADS,
+) -> None:
     """Add rows to the sums of their groups, one after the other; -1 is no group.
 
     A row that is not finite is left out. Every thread has groups of its own.
@@ -226,7 +239,7 @@ def add(columns: Columns, groups: NDArray[np.int32], sums: Products, *, shifted:
             )
         )
 
-    for status in in_threads(len(columns), work):
+    for status in in_threads(len(columns), work, threads):
         _done(status)
 
 
@@ -256,7 +269,10 @@ def factor(
 
 class _Triangles(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("triangle", "waiting", "exponent", "n_waiting")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("triangle", "waiting", "exponent", "n_waiting", "check")
+        ),
         ("block", ctypes.c_int32),
     )
 
@@ -270,6 +286,8 @@ class Triangles:
     triangle : array (groups, w, w)
         In units of 2**exponent for each column; what is below the diagonal means nothing.
     exponent : array (groups, w)
+    check : array (groups,)
+        That of :class:`Products` for the same rows.
     """
 
     #: A group's rows are brought in so many at a time, counted from its own first row.
@@ -283,20 +301,23 @@ class Triangles:
         self.exponent = np.full((n_groups, width), -5000, dtype=np.int32)
         self._waiting: Floats = np.zeros((n_groups, self.BLOCK, width))
         self._n_waiting = np.zeros(n_groups, dtype=np.int32)
+        self.check = np.zeros(n_groups, dtype=np.uint64)
 
     def __len__(self) -> int:
         return len(self.triangle)
 
     def _c(self) -> Any:
-        return ctypes.byref(
-            _Triangles(
-                *map(_address, (self.triangle, self._waiting, self.exponent, self._n_waiting)),
-                self.BLOCK,
-            )
-        )
+        arrays = (self.triangle, self._waiting, self.exponent, self._n_waiting, self.check)
+        return ctypes.byref(_Triangles(*map(_address, arrays), self.BLOCK))
 
 
-def absorb(columns: Columns, groups: NDArray[np.int32], state: Triangles) -> None:
+def absorb(
+    columns: Columns,
+    groups: NDArray[np.int32],
+    state: Triangles,
+    *,
+    threads: int = _MOST_THREADS,
+) -> None:
     """Bring rows into the triangles of their groups, as :func:`add` does with sums."""
 
     def work(k: int, threads: int) -> int:
@@ -312,7 +333,7 @@ def absorb(columns: Columns, groups: NDArray[np.int32], state: Triangles) -> Non
             )
         )
 
-    for status in in_threads(len(columns), work):
+    for status in in_threads(len(columns), work, threads):
         _done(status)
 
 
@@ -375,6 +396,8 @@ def gradient(
     model: Floats,
     unit_of_model: float,
     bound: float,
+    *,
+    threads: int = _MOST_THREADS,
 ) -> Integers:
     """The exact sum of integer rows times integer residuals; a row that is not kept is nothing."""
     width, n = len(model), len(columns)
@@ -397,7 +420,7 @@ def gradient(
         )
         return out
 
-    return np.asarray(np.sum(in_threads(n, work), axis=0, dtype=np.int64))
+    return np.asarray(np.sum(in_threads(n, work, threads), axis=0, dtype=np.int64))
 
 
 # Rows one by one
@@ -448,7 +471,7 @@ def draws(key: bytes, nonce: int, first: int, count: int, bound: int) -> NDArray
             _address(part),
         )
 
-    in_threads(count // 8, work)
+    in_threads(count // 64, work)
     return out
 
 

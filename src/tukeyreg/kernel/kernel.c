@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef double vector __attribute__((vector_size(64), aligned(8), may_alias));
-typedef int64_t whole __attribute__((vector_size(64), aligned(8), may_alias));
+typedef double vector __attribute__((vector_size(32), aligned(8), may_alias));
+typedef int64_t whole __attribute__((vector_size(32), aligned(8), may_alias));
 typedef uint32_t words __attribute__((vector_size(64), aligned(4), may_alias));
-enum { LANES = 8, TILE = 64, AHEAD = 16 };
+enum { LANES = 4, TILE = 64, AHEAD = 16 };
 
 /* Columns of numbers, each with its own place, stride and type; the last one is the target. */
 typedef struct {
@@ -86,6 +86,7 @@ typedef struct {
     double *origin; /* groups x padded */
     double *peak;   /* groups x padded: largest magnitude */
     int64_t *count;
+    uint64_t *check; /* sums of the bits of rows, to tell whether the same rows come again */
 } products;
 
 /* Triangles of every group: rows are [1, features, target]. Columns are kept in units of a power of
@@ -95,6 +96,7 @@ typedef struct {
     double *waiting;  /* groups x block x padded */
     int32_t *exponent; /* groups x padded */
     int32_t *n_waiting;
+    uint64_t *check; /* as in products */
     int32_t block;
 } triangles;
 
@@ -129,12 +131,6 @@ static void by_group(const int32_t *groups, int64_t start, int64_t stop, int32_t
     }
 }
 
-/* So many rows are sorted by group at a time; it does not change any sum. */
-static inline int64_t batch_rows(int64_t n_groups) {
-    int64_t rows = 16 * n_groups;
-    return rows < 1 << 14 ? 1 << 14 : rows > 1 << 20 ? 1 << 20 : rows;
-}
-
 #define NAME_(name, target) name##_##target
 #define NAME(name, target) NAME_(name, target)
 
@@ -149,12 +145,8 @@ static inline int64_t batch_rows(int64_t n_groups) {
 #define FOR_TARGET __attribute__((target("avx2")))
 #define ABREAST 4
 #include "loops.h"
-#define TARGET avx512
-#define FOR_TARGET __attribute__((target("avx512f,avx512dq")))
-#define ABREAST 8
-#include "loops.h"
 
-/* 2: AVX-512, 1: AVX2, 0: neither. Asked once; whoever asks gets the same answer. */
+/* 1: AVX2, 0: not. Asked once; whoever asks gets the same answer. */
 static volatile int known = -1;
 
 static int width_of_vectors(void) {
@@ -162,10 +154,8 @@ static int width_of_vectors(void) {
         unsigned a, b, c, d, saved = 0, high, width = 0;
         if (__get_cpuid(1, &a, &b, &c, &d) && (c & bit_OSXSAVE)) {
             __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-            if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-                if ((saved & 0x6) == 0x6 && (b & bit_AVX2)) width = 1;
-                if ((saved & 0xe6) == 0xe6 && (b & bit_AVX512F) && (b & bit_AVX512DQ)) width = 2;
-            }
+            if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+                width = (saved & 0x6) == 0x6 && (b & bit_AVX2);
         }
         known = (int)width;
     }
@@ -174,8 +164,7 @@ static int width_of_vectors(void) {
 
 #define DISPATCH(name, ...)                                                                        \
     do {                                                                                           \
-        if (width_of_vectors() == 2) return name##_avx512(__VA_ARGS__);                            \
-        if (width_of_vectors() == 1) return name##_avx2(__VA_ARGS__);                              \
+        if (width_of_vectors()) return name##_avx2(__VA_ARGS__);                              \
         return name##_baseline(__VA_ARGS__);                                                       \
     } while (0)
 /* For tests, which compare bits: use no wider vectors than these. */

@@ -19,67 +19,129 @@ INLINE vector FOR(nearest)(vector x) {
 
 /* Towards zero; below 2**31. */
 INLINE vector FOR(towards_zero)(vector x) {
-    typedef int32_t ints __attribute__((vector_size(32)));
+    typedef int32_t ints __attribute__((vector_size(16)));
     return __builtin_convertvector(__builtin_convertvector(x, ints), vector);
 }
 
 /* Whether a vector whose lanes are zero or not a number is all zero. */
 INLINE int FOR(all_zero)(vector v) {
-    typedef double half __attribute__((vector_size(32)));
-    typedef double quarter __attribute__((vector_size(16)));
-    union { vector whole; half halves[2]; } first = {v};
-    union { half whole; quarter halves[2]; } second = {first.halves[0] + first.halves[1]};
-    quarter left = second.halves[0] + second.halves[1];
+    typedef double half __attribute__((vector_size(16)));
+    union { vector whole; half halves[2]; } both = {v};
+    half left = both.halves[0] + both.halves[1];
     return left[0] + left[1] == 0.0;
 }
 
-/* gram += rows' rows, block by block of ABREAST x LANES entries, each summed in the order of rows. */
+/* Entries j .. j + ABREAST - 1, k .. k + PAIR * LANES - 1 of gram += rows' rows. */
+#define BLOCK(PAIR)                                                                                \
+    do {                                                                                           \
+        vector sum[ABREAST][PAIR];                                                                 \
+        for (int a = 0; a < ABREAST; a++)                                                          \
+            for (int b = 0; b < PAIR; b++)                                                         \
+                sum[a][b] = *(const vector *)(gram + (j + a) * wp + k + b * LANES);                \
+        for (int64_t r = 0; r < n; r++) {                                                          \
+            const double *row = tile + r * wp;                                                     \
+            for (int b = 0; b < PAIR; b++) {                                                       \
+                vector right = *(const vector *)(row + k + b * LANES);                             \
+                for (int a = 0; a < ABREAST; a++) sum[a][b] += row[j + a] * right;                 \
+            }                                                                                      \
+        }                                                                                          \
+        for (int a = 0; a < ABREAST; a++)                                                          \
+            for (int b = 0; b < PAIR; b++)                                                         \
+                *(vector *)(gram + (j + a) * wp + k + b * LANES) = sum[a][b];                      \
+    } while (0)
+
+/* gram += rows' rows on and above the diagonal, every entry summed in the order of rows. */
 static FOR_TARGET void FOR(add_products)(const double *tile, int64_t n, int64_t wp, double *gram) {
-    for (int64_t k = 0; k < wp; k += LANES)
-        for (int64_t j = 0; j <= k + LANES - ABREAST; j += ABREAST) {
-            vector sum[ABREAST];
-            for (int a = 0; a < ABREAST; a++) sum[a] = *(const vector *)(gram + (j + a) * wp + k);
-            for (int64_t r = 0; r < n; r++) {
-                const double *row = tile + r * wp;
-                vector right = *(const vector *)(row + k);
-                for (int a = 0; a < ABREAST; a++) sum[a] += row[j + a] * right;
+    int64_t k = 0;
+    for (; k + 2 * LANES <= wp; k += 2 * LANES)
+        for (int64_t j = 0; j < k + 2 * LANES; j += ABREAST) BLOCK(2);
+    for (; k < wp; k += LANES)
+        for (int64_t j = 0; j < k + LANES; j += ABREAST) BLOCK(1);
+}
+#undef BLOCK
+
+/* Rows of columns that lie apart, side by side; a step of rows at a time stays in the cache. */
+static FOR_TARGET void FOR(turn)(const table *t, int64_t start, int64_t n, int64_t wp,
+                                 double *out) {
+    enum { STEP = 32 };
+    for (int64_t from = 0; from < n; from += STEP) {
+        int64_t size = n - from < STEP ? n - from : STEP;
+        for (int64_t j = 0; j < t->n_columns; j++) {
+            const char *data = t->data[j] + (start + from) * t->stride[j];
+            int64_t stride = t->stride[j];
+            double *to = out + from * wp + j;
+#define COPY(type)                                                                                 \
+    for (int64_t r = 0; r < size; r++, data += stride) {                                           \
+        type v;                                                                                    \
+        memcpy(&v, data, sizeof v);                                                                \
+        to[r * wp] = (double)v;                                                                    \
+    }                                                                                              \
+    break;
+            switch (t->kind[j]) {
+            case F64: COPY(double)
+            case F32: COPY(float)
+            case U8: COPY(uint8_t)
+            case I8: COPY(int8_t)
+            case I16: COPY(int16_t)
+            case U16: COPY(uint16_t)
+            case I32: COPY(int32_t)
+            case U32: COPY(uint32_t)
+            case I64: COPY(int64_t)
+            default: COPY(uint64_t)
             }
-            for (int a = 0; a < ABREAST; a++) *(vector *)(gram + (j + a) * wp + k) = sum[a];
+#undef COPY
         }
+    }
 }
 
 static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups, int32_t first,
                                int32_t last, int shifted, products *sums) {
     int64_t w = t->n_columns, wp = padded(w + 1), n_groups = last - first;
-    int64_t step = batch_rows(n_groups);
-    int layout = layout_of(t);
+    int side_by_side = layout_of(t) == 2;
+    int64_t step = side_by_side ? 16 * n_groups : 8 * n_groups, least = 1 << (side_by_side ? 14 : 12);
+    step = step < least ? least : step > 1 << 20 ? 1 << 20 : step;
+    double *turned = side_by_side ? NULL : malloc(8 * (size_t)(step * wp));
     int32_t *order = malloc(4 * step);
     int64_t *ends = malloc(8 * (n_groups + 1));
-    double *space = calloc(wp * TILE + LANES, 8);
-    double *tile = (double *)(((uintptr_t)space + 63) & ~(uintptr_t)63);
-    int done = order && ends && space ? 0 : -1;
+    double *space = calloc(wp * TILE + 8, 8);
+    double *tile = (double *)(((uintptr_t)space + 63) & ~(uintptr_t)63); /* 8 doubles at most */
+    int done = order && ends && space && (side_by_side || turned) ? 0 : -1;
     for (int64_t start = 0; start < n && !done; start += step) {
         int64_t stop = start + step < n ? start + step : n;
         by_group(groups, start, stop, first, last, ends, order);
+        if (!side_by_side) FOR(turn)(t, start, stop - start, wp, turned);
         for (int64_t g = 0, from = 0; g < n_groups; from = ends[g++]) {
             double *gram = sums->gram + (g + first) * wp * wp;
             double *origin = sums->origin + (g + first) * wp, *peak = sums->peak + (g + first) * wp;
             int64_t filled = 0;
+            whole check = {0};
             for (int64_t at = from; at < ends[g]; at++) {
                 double *row = tile + filled * wp;
-                if (layout == 2 && at + AHEAD < ends[n_groups]) {
+                if (side_by_side && at + AHEAD < ends[n_groups]) {
                     int64_t soon = start + order[at + AHEAD];
                     const char *ahead = t->data[0] + soon * t->stride[0];
                     for (int64_t byte = 0; byte < 8 * w + 56; byte += 64)
                         __builtin_prefetch(ahead + byte);
                     __builtin_prefetch(t->data[w - 1] + soon * t->stride[w - 1]);
                 }
-                read_row(t, layout, start + order[at], row);
-                row[w] = 1.0;
+                if (side_by_side) {
+                    read_row(t, 2, start + order[at], row);
+                    row[w] = 0.0; /* what is beyond it stays zero */
+                } else {
+                    const double *from = turned + order[at] * wp;
+                    for (int64_t j = 0; j < wp; j += LANES)
+                        *(vector *)(row + j) = *(const vector *)(from + j);
+                    for (int64_t j = w; j < wp; j++) row[j] = 0.0;
+                }
                 vector bad = {0}; /* NaN where a number is not finite */
-                for (int64_t j = 0; j < wp; j += LANES)
+                whole bits = {0};
+                for (int64_t j = 0; j < wp; j += LANES) {
                     bad += *(vector *)(row + j) - *(vector *)(row + j);
+                    bits += *(whole *)(row + j);
+                }
                 if (!FOR(all_zero)(bad)) continue;
+                check += bits;
+                row[w] = 1.0;
                 if (shifted && sums->count[g + first] == 0 && filled == 0)
                     memcpy(origin, row, 8 * w);
                 for (int64_t j = 0; j < wp; j += LANES) {
@@ -97,8 +159,11 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
             }
             if (filled) FOR(add_products)(tile, filled, wp, gram);
             sums->count[g + first] += filled;
+            for (int lane = 0; lane < LANES; lane++)
+                sums->check[g + first] += (uint64_t)check[lane];
         }
     }
+    free(turned);
     free(order);
     free(ends);
     free(space);
@@ -158,6 +223,11 @@ static FOR_TARGET int FOR(absorb)(const table *t, int64_t n, const int32_t *grou
         read_row(t, layout, i, row + intercept);
         if (!all_finite(row, w)) continue;
         for (int64_t j = w; j < wp; j++) row[j] = 0.0;
+        for (int64_t j = intercept; j < w; j++) {
+            uint64_t bits;
+            memcpy(&bits, row + j, 8);
+            state->check[g] += bits;
+        }
         if (++state->n_waiting[g] == state->block) FOR(flush)(w, state, g);
     }
     return 0;

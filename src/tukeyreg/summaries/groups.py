@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tukeyreg import kernel
+from tukeyreg.errors import InvalidInput
 from tukeyreg.kernel import Columns, Products, Triangles
 
 __all__ = ["GroupSummaries", "GroupSums", "summarise", "triangles_of"]
@@ -86,15 +87,24 @@ class GroupSums:
     """
 
     def __init__(
-        self, n_groups: int, n_features: int, *, intercept: bool, levels: Sequence[slice] = ()
+        self,
+        n_groups: int,
+        n_features: int,
+        *,
+        intercept: bool,
+        levels: Sequence[slice] = (),
+        threads: int = 8,
     ) -> None:
+        self._threads = threads
         self._intercept, self._levels = intercept, levels if intercept else ()
         self._sums = Products(n_groups, n_features)
         self._again: Triangles | None = None
 
     def add(self, columns: Columns, groups: Groups) -> None:
         """Add a batch; rows that are not finite, or of group -1, are left out."""
-        kernel.add(columns, _contiguous(groups), self._sums, shifted=self._intercept)
+        kernel.add(
+            columns, _contiguous(groups), self._sums, shifted=self._intercept, threads=self._threads
+        )
 
     def weak(self) -> NDArray[np.bool_]:
         """Which groups need :meth:`add_again`, after all rows were added."""
@@ -108,12 +118,17 @@ class GroupSums:
             self._again = Triangles(int(weak.sum()), columns.n_features, intercept=self._intercept)
         # Group -1 would be the last one.
         again = np.where(groups < 0, -1, place[groups]).astype(np.int32)
-        kernel.absorb(columns, again, self._again)
+        kernel.absorb(columns, again, self._again, threads=self._threads)
 
     def summaries(self) -> GroupSummaries:
         """The summaries of all groups."""
         triangles, sound = self._factored
         if self._again is not None:
+            if not np.array_equal(self._again.check, self._sums.check[~sound]):
+                raise InvalidInput(
+                    "the rows came in another order when they were read again; nothing was "
+                    "released."
+                )
             triangles[~sound] = triangles_of(self._again)
         return GroupSummaries.of_triangles(triangles)
 

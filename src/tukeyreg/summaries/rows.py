@@ -274,6 +274,8 @@ class RowMap:
         weights: Floats | None,
         coefficients: Floats,
         bound: float,
+        *,
+        threads: int = 8,
     ) -> Integers:
         """The sum of integer rows times residuals within the bound, in steps.
 
@@ -296,7 +298,9 @@ class RowMap:
             residual_steps=2.0**_RESIDUAL_BITS,
         )
         unit = 2.0 ** -(bits + self.grid_bits)
-        return kernel.gradient(columns, kept, weights, numbers, integers, unit, bound)
+        return kernel.gradient(
+            columns, kept, weights, numbers, integers, unit, bound, threads=threads
+        )
 
     def integer_model(self, coefficients: Floats) -> tuple[Floats, int]:
         """Coefficients on a grid on which their products with integer rows are exact.
