@@ -399,7 +399,7 @@ def test_files_that_are_truncated_or_corrupt(tmp_path):
         elif damage == "empty":
             path.write_bytes(b"")
         elif damage == "footer":
-            path.write_bytes(content[:-20] + b"\0" * 12 + content[-8:])
+            path.write_bytes(content[:-2000] + b"\xff" * 1900 + content[-100:])
         else:
             noise = np.random.default_rng(0).bytes(4000)
             path.write_bytes(content[:4] + noise + content[4004:])

@@ -264,8 +264,7 @@ def _connect(database: str, scratch: str) -> duckdb.DuckDBPyConnection:
 def _paths(source: str | Path | Sequence[str | Path] | None) -> list[str]:
     if source is None:
         return []
-    one = isinstance(source, (str, Path)) or not isinstance(source, Sequence)
-    given = [source] if one else list(source)
+    given: list[Any] = list(source) if isinstance(source, (list, tuple)) else [source]
     if not given or not all(isinstance(path, (str, Path)) for path in given):
         raise InvalidInput("source must be a path, or a list of paths.")
     return [str(path) for path in given]
