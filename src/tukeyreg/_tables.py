@@ -107,6 +107,14 @@ class ArrayColumn:
     def coded(self) -> None:
         """An array has no dictionary."""
 
+    def piece_ends(self) -> tuple[int, ...]:
+        """An array is in one piece."""
+        return (len(self.array),)
+
+    def piece(self, rows: slice) -> ArrayColumn:
+        """Some rows."""
+        return ArrayColumn(self.array[rows])
+
     def moments(self) -> tuple[npt.NDArray[np.bool_], Array]:
         """Where a date and time is present, and those as ``datetime64``."""
         return np.ones(len(self.array), dtype=bool), self.array
@@ -192,6 +200,20 @@ class SeriesColumn:
         """Where a value is present, and those values as Python objects."""
         present = ~np.asarray(self.series.is_null().to_numpy(), dtype=bool)
         return present, self.series.drop_nulls().to_list()
+
+    def piece_ends(self) -> tuple[int, ...]:
+        """Where the pieces end in which Arrow keeps the column."""
+        if not self.series.implementation.is_pyarrow():
+            return (len(self),)
+        ends, total = [], 0
+        for chunk in nw.to_native(self.series).chunks:
+            total += len(chunk)
+            ends.append(total)
+        return tuple(ends) or (0,)
+
+    def piece(self, rows: slice) -> SeriesColumn:
+        """Some rows, where they lie."""
+        return SeriesColumn(self.series[rows])
 
     def coded(self) -> tuple[Array, list[Any]] | None:
         """For text in Arrow: codes of the values, -1 where one is missing, and what they stand for.

@@ -39,7 +39,7 @@ from tukeyreg._tables import (
     read_table,
 )
 from tukeyreg.errors import InvalidInput, UndeclaredCategory
-from tukeyreg.kernel import Columns, finite
+from tukeyreg.kernel import Columns, JoinedColumns, finite
 from tukeyreg.units import Units, identify
 
 __all__ = [
@@ -207,10 +207,7 @@ class TrainingRows:
     @cached_property
     def target(self) -> npt.NDArray[np.float64]:
         """The target of the rows that can be used, in double precision."""
-        labels = self.columns.target
-        if self.kept.all() and labels.dtype == np.float64 and labels.flags.c_contiguous:
-            return labels
-        return self.columns.labels(self.kept)
+        return self.columns.labels(slice(None) if self.kept.all() else self.kept)
 
     @cached_property
     def units(self) -> Units | None:
@@ -349,13 +346,39 @@ def _rows_of(
     features: Table, target: _tables.Column, unit: _tables.Column | None, schema: Schema
 ) -> TrainingRows:
     units = None if unit is None else identify(unit)[0]
+    ends = _pieces_of([*features.columns, target])
+    if ends is not None:
+        columns, undeclared = _joined(features, target, schema, ends)
+        return TrainingRows(columns, schema, None, undeclared, units)
     numbers = target.numbers()
     if _is_plain(features, schema):
         assert features.array is not None
         whole = numbers_of(features.array)
         return TrainingRows(Columns.of(whole, numbers), schema, whole, None, units)
-    columns, undeclared = _design_columns(features, schema)
-    return TrainingRows(Columns(columns, numbers), schema, None, undeclared, units)
+    arrays, undeclared = _design_columns(features, schema)
+    return TrainingRows(Columns(arrays, numbers), schema, None, undeclared, units)
+
+
+def _pieces_of(columns: Sequence[_tables.Column]) -> list[int] | None:
+    """Where pieces end if all columns are in the same pieces, more than one, and not all in one."""
+    found = {column.piece_ends() for column in columns}
+    ends = found.pop()
+    return list(ends) if not found and len(ends) > 1 else None
+
+
+def _joined(
+    features: Table, target: _tables.Column, schema: Schema, ends: list[int]
+) -> tuple[Columns, npt.NDArray[np.bool_] | None]:
+    """Columns piece by piece, where they lie."""
+    parts, unknown = [], []
+    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+        rows = slice(start, stop)
+        piece = Table(features.names, tuple(c.piece(rows) for c in features.columns), stop - start)
+        arrays, undeclared = _design_columns(piece, schema)
+        parts.append(Columns(arrays, target.piece(rows).numbers()))
+        unknown.append(np.zeros(stop - start, bool) if undeclared is None else undeclared)
+    undeclared = np.concatenate(unknown)
+    return JoinedColumns(parts), undeclared if undeclared.any() else None
 
 
 def read_features(X: Any, schema: Schema) -> Array:
@@ -566,8 +589,8 @@ def _precision(columns: Columns, schema: Schema) -> type[np.floating]:
     """Single precision if every column of numbers has it, otherwise double."""
     of_level = [column.levels is not None for column in schema.columns for _ in column.design_names]
     single = [
-        feature.dtype == np.float32
-        for feature, level in zip(columns.features, of_level, strict=True)
+        dtype == np.float32
+        for dtype, level in zip(columns.dtypes, of_level, strict=True)
         if not level
     ]
     return np.float32 if single and all(single) else np.float64

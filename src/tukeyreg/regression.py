@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from tukeyreg.engines import Engine, MemoryEngine
-from tukeyreg.errors import InvalidInput, NotEnoughData, ReleaseRefused
+from tukeyreg.errors import InvalidInput, MissingExtra, NotEnoughData, ReleaseRefused
 from tukeyreg.intake import Schema, read_features, read_training
 from tukeyreg.mechanisms import moments
 from tukeyreg.mechanisms.moments import Model, MomentsParameters
@@ -244,6 +244,52 @@ class TukeyRegressor(RegressorMixin, BaseEstimator):
             )
             return self._release(engine, design, privacy_unit or "row", randomness)
 
+    def fit_spark(
+        self,
+        frame: Any,
+        target: str | None = None,
+        features: Sequence[str] | None = None,
+        privacy_unit: str | None = None,
+    ) -> Self:
+        """Spend the budget on a release from a Spark data frame; with ``tukeyreg[spark]``.
+
+        Tasks add up the rows of their partitions, and the driver sees group summaries, counts,
+        exact sums and votes only. The library must be installed where the tasks run.
+
+        Parameters
+        ----------
+        frame : pyspark.sql.DataFrame
+            It must look at every row by itself, and give the same rows every time: with joins,
+            aggregates, ``distinct`` or ``limit`` one person can move other people's rows, and
+            there is no guarantee.
+        target : str
+        features : sequence of str, optional
+            In the order of the coefficients. By default all columns but the target and the unit.
+        privacy_unit : str, optional
+            The column that tells whom a row belongs to. By default each row is its own unit.
+
+        Raises
+        ------
+        MissingExtra
+            PySpark, pandas or pyarrow is not installed. Nothing was spent.
+        InvalidInput, NotEnoughData, ReleaseRefused
+            As for :meth:`fit`. A job that fails is ``InvalidInput``: nothing was released, so
+            nothing was spent.
+        """
+        from tukeyreg.engines import spark
+
+        design = self._begin()
+        randomness = Randomness(_seed(self.random_state))
+        with _nothing_spent():
+            spark.require()
+            _check_column("target", target)
+            _check_streamed(design, privacy_unit)
+            engine = spark.SparkEngine(
+                frame, str(target), features, privacy_unit, self.categories, randomness
+            )
+            with engine:
+                return self._release(engine, design, privacy_unit or "row", randomness)
+
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of the released model; NaN for a row with a missing or undeclared value."""
         check_is_fitted(self, "coef_")
@@ -379,7 +425,7 @@ def _nothing_spent() -> Iterator[None]:
     """Say of a wrong call that it cost nothing, and nothing of what stood behind it."""
     try:
         yield
-    except InvalidInput as error:
+    except (InvalidInput, MissingExtra) as error:
         raise type(error)(f"{error} Nothing was spent.") from None
 
 

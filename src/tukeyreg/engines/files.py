@@ -682,5 +682,5 @@ def require() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise MissingExtra(
-            "fit_files needs DuckDB and pyarrow: pip install 'tukeyreg[files]'. Nothing was spent."
+            "fit_files needs DuckDB and pyarrow: pip install 'tukeyreg[files]'."
         ) from None

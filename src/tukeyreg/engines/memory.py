@@ -111,8 +111,11 @@ class MemoryEngine:
         rows = self._rows
         if len(places) == len(rows):
             return UnitRows(rows.design, rows.target, codes, n_units)
-        columns = rows.columns
-        return UnitRows(columns.matrix(places), columns.labels(places), codes, n_units)
+        if rows.whole is not None:  # whole rows are faster to gather than columns
+            design: NDArray[np.floating] = rows.whole[places].astype(np.float64, copy=False)
+        else:
+            design = rows.columns.matrix(places)
+        return UnitRows(design, rows.columns.labels(places), codes, n_units)
 
 
 def _of_units(units: Units, draws: Draws, share: int) -> NDArray[np.bool_]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Columns",
     "IntegerMap",
+    "JoinedColumns",
     "Products",
     "Triangles",
     "absorb",
@@ -105,6 +106,15 @@ class Columns:
     def __len__(self) -> int:
         return len(self.target)
 
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The types of the features."""
+        return tuple(feature.dtype for feature in self.features)
+
+    def pieces(self) -> Iterator[tuple[slice, Columns]]:
+        """The rows in pieces that lie in one place each, and which rows these are."""
+        yield slice(0, len(self)), self
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError("columns are private rows: they are not pickled")
 
@@ -138,6 +148,63 @@ class Columns:
     def _c(self) -> Any:
         places = map(_address, (self._data, self._strides, self._kinds))
         return ctypes.byref(_Table(len(self._data), *places))
+
+
+class JoinedColumns(Columns):
+    """Columns that lie in several places, as Arrow keeps them.
+
+    Examples
+    --------
+    >>> parts = [Columns([np.arange(2.0)], np.ones(2)), Columns([np.arange(3.0)], np.ones(3))]
+    >>> joined = JoinedColumns(parts)
+    >>> len(joined), joined.matrix(np.array([1, 4])).tolist(), joined.labels().tolist()
+    (5, [[1.0], [2.0]], [1.0, 1.0, 1.0, 1.0, 1.0])
+    """
+
+    def __init__(self, parts: Sequence[Columns]) -> None:
+        self._parts = tuple(parts)
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def n_features(self) -> int:
+        """The number of features."""
+        return self._parts[0].n_features
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The types of the features."""
+        return self._parts[0].dtypes
+
+    def pieces(self) -> Iterator[tuple[slice, Columns]]:
+        """The rows in pieces that lie in one place each, and which rows these are."""
+        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
+            yield slice(end - len(part), end), part
+
+    def of_features(self, chosen: NDArray[np.bool_]) -> Columns:
+        """The same rows with the chosen features only."""
+        return JoinedColumns([part.of_features(chosen) for part in self._parts])
+
+    def matrix(
+        self, rows: NDArray[Any] | slice = slice(None), dtype: type[np.floating] = np.float64
+    ) -> NDArray[np.floating]:
+        """Copy the features of some rows, side by side."""
+        return np.concatenate([part.matrix(own, dtype) for part, own in self._split(rows)])
+
+    def labels(self, rows: NDArray[Any] | slice = slice(None)) -> Floats:
+        """The target of some rows in double precision."""
+        return np.concatenate([part.labels(own) for part, own in self._split(rows)])
+
+    def _split(self, rows: NDArray[Any] | slice) -> Iterator[tuple[Columns, NDArray[Any]]]:
+        """What of some rows, in rising order, is in which part."""
+        places = np.arange(len(self))[rows]
+        ends = np.searchsorted(places, self._ends)
+        for part, end, start, stop in zip(
+            self._parts, self._ends, [0, *ends[:-1]], ends, strict=True
+        ):
+            yield part, places[start:stop] - (end - len(part))
 
 
 def _as_readable(array: Array) -> Array:
@@ -224,6 +291,18 @@ def add(
 
     A row that is not finite is left out. Every thread has groups of its own.
     """
+    for rows, piece in columns.pieces():
+        _add(piece, groups[rows], sums, shifted=shifted, threads=threads)
+
+
+def _add(
+    columns: Columns,
+    groups: NDArray[np.int32],
+    sums: Products,
+    *,
+    shifted: bool,
+    threads: int,
+) -> None:
     n_groups = len(sums.count)
 
     def work(k: int, threads: int) -> int:
@@ -319,7 +398,11 @@ def absorb(
     threads: int = _MOST_THREADS,
 ) -> None:
     """Bring rows into the triangles of their groups, as :func:`add` does with sums."""
+    for rows, piece in columns.pieces():
+        _absorb(piece, groups[rows], state, threads)
 
+
+def _absorb(columns: Columns, groups: NDArray[np.int32], state: Triangles, threads: int) -> None:
     def work(k: int, threads: int) -> int:
         return int(
             _library.tukeyreg_absorb(
@@ -400,6 +483,24 @@ def gradient(
     threads: int = _MOST_THREADS,
 ) -> Integers:
     """The exact sum of integer rows times integer residuals; a row that is not kept is nothing."""
+    total = np.zeros(len(model), dtype=np.int64)
+    for rows, piece in columns.pieces():
+        own = kept if kept is None else kept[rows]
+        of_rows = weights if weights is None else weights[rows]
+        total += _gradient(piece, own, of_rows, map, model, unit_of_model, bound, threads)
+    return total
+
+
+def _gradient(
+    columns: Columns,
+    kept: NDArray[np.bool_] | None,
+    weights: Floats | None,
+    map: IntegerMap,
+    model: Floats,
+    unit_of_model: float,
+    bound: float,
+    threads: int,
+) -> Integers:
     width, n = len(model), len(columns)
 
     def work(k: int, threads: int) -> Integers:
@@ -428,8 +529,14 @@ def gradient(
 
 def finite(columns: Columns) -> NDArray[np.bool_]:
     """For every row whether all its numbers are finite."""
+    out = np.empty(len(columns), dtype=np.uint8)
+    for rows, piece in columns.pieces():
+        _finite(piece, out[rows])
+    return out.view(np.bool_)
+
+
+def _finite(columns: Columns, out: NDArray[np.uint8]) -> None:
     n = len(columns)
-    out = np.empty(n, dtype=np.uint8)
 
     def work(k: int, threads: int) -> None:
         start, stop = k * n // threads, (k + 1) * n // threads
@@ -439,7 +546,6 @@ def finite(columns: Columns) -> NDArray[np.bool_]:
         )
 
     in_threads(n, work)
-    return out.view(np.bool_)
 
 
 def draws(key: bytes, nonce: int, first: int, count: int, bound: int) -> NDArray[np.int32]:

@@ -134,14 +134,17 @@ class PrivateMedian:
         """Lower ends, upper ends and depths of the open intervals between break points."""
         m = len(self._lower)
         ends = [self._lower] if self._lower is self._upper else [self._lower, self._upper]
-        inner = np.sort(np.concatenate([*ends, [-1.0, 0.0, 1.0]]), kind="stable")
+        marks = np.concatenate([*ends, [-1.0, 0.0, 1.0]])
+        order = np.argsort(marks, kind="stable")
+        inner = marks[order]
         low = np.concatenate([[-np.inf], inner])
         high = np.concatenate([inner, [np.inf]])
         kept = low < high
-        low, high = low[kept], high[kept]
-        below = np.searchsorted(self._lower, low, side="right")
-        above = m - np.searchsorted(self._upper, low, side="right")
-        return low, high, np.minimum(below, above)
+        # How many votes begin, and how many end, up to every mark; of equal marks the last is kept.
+        begun = np.cumsum(order < m)
+        ended = begun if len(ends) == 1 else np.cumsum((order >= m) & (order < 2 * m))
+        depths = np.concatenate([[0], np.minimum(begun, m - ended)])
+        return low[kept], high[kept], depths[kept]
 
     def weights(self) -> Weights:
         """Weights of the atom at zero, then of the open intervals from left to right."""
