@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint typecheck unit test-slow accuracy methods speed clean
+.PHONY: demo test lint typecheck unit test-slow accuracy methods speed bench clean
 
 KERNEL := hatch_build.py $(wildcard src/tukeyreg/kernel/*.[ch])
 
@@ -47,5 +47,9 @@ speed: $(VENV)/.installed
 	$(BIN)/python benchmarks/accuracy.py --data $(DATA) --only speed
 	$(BIN)/python benchmarks/methods.py --only speed
 
+# Time and memory of every engine against peers; the tables of benchmarks/README.md.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/engines.py
+
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/tukeyreg/kernel/kernel.so demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -54,7 +54,7 @@ _MEMORY, _MEMORY_OF_UNITS = "1500MiB", "400MiB"
 #: Rows that are kept while units are counted, from which a pilot can be taken.
 _CANDIDATES = 1 << 19
 #: Sums of 64 bits hold so many rows.
-_MOST_ROWS = 1 << 34
+_MOST_ROWS = 1 << 33
 #: Columns of the table of units: the unit, and how many rows it has.
 _KEY, _SIZE = "tukeyreg unit", "tukeyreg rows of the unit"
 
