@@ -46,15 +46,26 @@ class GroupSummaries:
     def of_triangles(cls, triangles: Floats) -> GroupSummaries:
         """From the triangular factors (m, d + 1, d + 1) of [design, label]."""
         d = triangles.shape[1] - 1
-        factors = np.ascontiguousarray(triangles[:, :d, :d])
-        with np.errstate(over="ignore", invalid="ignore"):
-            largest = np.max(np.abs(factors), axis=1)
-            scaled = factors / np.where(largest > 0, largest, 1.0)[:, None]
-            lengths = largest * np.sqrt(np.sum(scaled**2, axis=1))
-        pivots = np.einsum("mjj->mj", factors)
-        # `not above` also catches what is not a number
-        pivots[~(np.abs(pivots) > PIVOT_TOLERANCE * lengths)] = 0.0
-        return cls(factors, np.ascontiguousarray(triangles[:, :d, d]))
+        settled = triangles.copy()
+        for j in range(d):
+            column = np.abs(settled[:, : j + 1, j])
+            with np.errstate(over="ignore", invalid="ignore"):
+                largest = np.max(column, axis=1)
+                scaled = column / np.where(largest > 0, largest, 1.0)[:, None]
+                length = largest * np.sqrt(np.sum(scaled**2, axis=1))
+            # `not above` also catches what is not a number
+            zero = ~(column[:, j] > PIVOT_TOLERANCE * length)
+            settled[zero, j, j] = 0.0
+            at = np.flatnonzero(zero & settled[:, j, j:].any(axis=1))
+            if len(at):
+                # Rounding errors decided the direction of this row. What it says on later columns
+                # is not lost: they are factored once more, with it and group by group.
+                rows = settled[at, j:, j + 1 :]
+                settled[at, j] = 0.0
+                settled[at, j + 1 :, j + 1 :] = _factored(rows)
+        return cls(
+            np.ascontiguousarray(settled[:, :d, :d]), np.ascontiguousarray(settled[:, :d, d])
+        )
 
     def models(self) -> Floats:
         """OLS coefficients (m, d) by back-substitution; 0 where a pivot is zero."""
@@ -198,6 +209,16 @@ def triangles_of(state: Triangles) -> Floats:
     upper = np.triu(state.triangle[:, :w, :w])
     with np.errstate(over="ignore"):
         return np.asarray(np.ldexp(upper, state.exponent[:, None, :w]))
+
+
+def _factored(rows: Floats) -> Floats:
+    """The triangle of each of several blocks of rows."""
+    n, size, width = rows.shape
+    state = Triangles(n, width - 1, intercept=False)
+    groups = np.repeat(np.arange(n, dtype=np.int32), size)
+    flat = rows.reshape(-1, width)
+    kernel.absorb(Columns.of(flat[:, :-1], flat[:, -1]), groups, state)
+    return triangles_of(state)
 
 
 def _contiguous(groups: Groups) -> NDArray[np.int32]:
