@@ -473,6 +473,10 @@ def test_nothing_stays_behind(tmp_path, monkeypatch):
     regressor().fit_files(pattern, "charges", privacy_unit="person")
     with pytest.raises(InvalidInput):
         regressor().fit_files(pattern, "cost")
+    with pytest.raises(InvalidInput):
+        regressor().fit_files(None, "charges", query="SELECT * FROM nowhere")
+    with pytest.raises(InvalidInput):
+        regressor().fit_files(tmp_path / "none.duckdb", "charges", table="t")
     assert list((tmp_path / "scratch").iterdir()) == []
     assert threading.active_count() == threads
 

@@ -94,7 +94,6 @@ class FileSource:
         kind = _kind(paths)
         self.text = kind == "read_csv"
         self._files: list[Path] = []
-        self._scratch = tempfile.mkdtemp(prefix="tukeyreg-")  # for its owner only
         database = ":memory:"
         if kind == "database":
             if (table is None) == (query is None):
@@ -107,10 +106,17 @@ class FileSource:
             self._files = _found(paths)
         elif query is None:
             raise InvalidInput("no source: give a path, or query=.")
-        self._connection = _connect(database, self._scratch)
+        if len(delimiter) != 1:
+            raise InvalidInput("delimiter must be one character.")
         self._stamp = self._stamps()
-        with self._reading():
-            self.relation = self._relation(kind, table, query, delimiter)
+        self._scratch = tempfile.mkdtemp(prefix="tukeyreg-")  # for its owner only
+        try:
+            self._connection = _connect(database, self._scratch)
+            with self._reading():
+                self.relation = self._relation(kind, table, query, delimiter)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -325,8 +331,6 @@ def _csv(files: list[Path], delimiter: str) -> str:
     import csv
     import gzip
 
-    if len(delimiter) != 1:
-        raise InvalidInput("delimiter must be one character.")
     headers = []
     for path in files:
         opened: Any = gzip.open if path.suffix == ".gz" else open

@@ -52,7 +52,19 @@ _LANES = 4
 _MOST_THREADS = 8
 _ROWS_WORTH_A_THREAD = 1 << 14
 
-_library = ctypes.CDLL(str(Path(__file__).with_name("kernel.so")))
+
+def _loaded() -> ctypes.CDLL:
+    built = Path(__file__).with_name("kernel.so")
+    try:
+        return ctypes.CDLL(str(built))
+    except OSError as error:
+        raise ImportError(
+            f"the compiled loops of tukeyreg could not be loaded ({error}). They are built when "
+            "the package is installed: python -m pip install ."
+        ) from None
+
+
+_library = _loaded()
 
 
 def padded(width: int) -> int:
