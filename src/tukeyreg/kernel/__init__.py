@@ -224,7 +224,7 @@ def _as_readable(array: Array) -> Array:
         array = array.view(np.uint8)
     if not readable(array):
         with np.errstate(all="ignore"):
-            array = np.ascontiguousarray(array, dtype=np.float64)
+            array = np.array(array, dtype=np.float64)
     return array
 
 
@@ -273,18 +273,18 @@ class Products:
     origin, peak : array (groups, w)
         The first row where rows are shifted, and the largest magnitudes after the shift.
     count : array (groups,)
-    check : array (groups,)
-        A checksum of the rows, whatever their order.
+    check : array (groups,) or None
+        A checksum of the rows, whatever their order; for who reads rows twice.
     """
 
-    def __init__(self, n_groups: int, n_features: int) -> None:
+    def __init__(self, n_groups: int, n_features: int, *, checked: bool = True) -> None:
         self.n_features = n_features
         width = padded(n_features + 2)
         self.gram: Floats = np.zeros((n_groups, width, width))
         self.origin: Floats = np.zeros((n_groups, width))
         self.peak: Floats = np.zeros((n_groups, width))
         self.count: Integers = np.zeros(n_groups, dtype=np.int64)
-        self.check = np.zeros(n_groups, dtype=np.uint64)
+        self.check = np.zeros(n_groups, dtype=np.uint64) if checked else None
 
     def _c(self) -> Any:
         arrays = (self.gram, self.origin, self.peak, self.count, self.check)
@@ -303,8 +303,21 @@ def add(
 
     A row that is not finite is left out. Every thread has groups of its own.
     """
+    _check(columns, sums.n_features, ("groups", groups, np.int32))
     for rows, piece in columns.pieces():
         _add(piece, groups[rows], sums, shifted=shifted, threads=threads)
+
+
+def _check(columns: Columns, n_features: int, *arrays: tuple[str, Any, type]) -> None:
+    """C reads what it is told to read: so this is looked at before."""
+    if columns.n_features != n_features:
+        raise ValueError(f"{columns.n_features} features where there should be {n_features}")
+    for name, array, dtype in arrays:
+        if array is None:
+            continue
+        plain = array.dtype == dtype and array.flags.c_contiguous
+        if not plain or array.shape != (len(columns),):
+            raise ValueError(f"{name} must have one {dtype.__name__} for each row")
 
 
 def _add(
@@ -377,14 +390,16 @@ class Triangles:
     triangle : array (groups, w, w)
         In units of 2**exponent for each column; what is below the diagonal means nothing.
     exponent : array (groups, w)
-    check : array (groups,)
+    check : array (groups,) or None
         That of :class:`Products` for the same rows.
     """
 
-    #: A group's rows are brought in so many at a time, counted from its own first row.
+    #: A group's rows are brought in so many at a time, counted from its own first row; at most 64.
     BLOCK = 32
 
-    def __init__(self, n_groups: int, n_features: int, *, intercept: bool) -> None:
+    def __init__(
+        self, n_groups: int, n_features: int, *, intercept: bool, checked: bool = True
+    ) -> None:
         self.intercept = intercept
         self.width = n_features + 1 + int(intercept)
         width = padded(self.width)
@@ -392,7 +407,7 @@ class Triangles:
         self.exponent = np.full((n_groups, width), -5000, dtype=np.int32)
         self._waiting: Floats = np.zeros((n_groups, self.BLOCK, width))
         self._n_waiting = np.zeros(n_groups, dtype=np.int32)
-        self.check = np.zeros(n_groups, dtype=np.uint64)
+        self.check = np.zeros(n_groups, dtype=np.uint64) if checked else None
 
     def __len__(self) -> int:
         return len(self.triangle)
@@ -410,6 +425,8 @@ def absorb(
     threads: int = _MOST_THREADS,
 ) -> None:
     """Bring rows into the triangles of their groups, as :func:`add` does with sums."""
+    width = state.width - 1 - int(state.intercept)
+    _check(columns, width, ("groups", groups, np.int32))
     for rows, piece in columns.pieces():
         _absorb(piece, groups[rows], state, threads)
 
@@ -477,6 +494,7 @@ class IntegerMap:
         ]
         places = [_address(array) for array in self._arrays]
         names = ("location", "scale", "whitening")
+        self.width = int(numbers["width"])
         self._struct = _RowMap(**numbers, **dict(zip(names, places, strict=True)))
 
     def _c(self) -> Any:
@@ -495,6 +513,10 @@ def gradient(
     threads: int = _MOST_THREADS,
 ) -> Integers:
     """The exact sum of integer rows times integer residuals; a row that is not kept is nothing."""
+    if len(model) != map.width or not len(model) - 2 < columns.n_features <= len(model):
+        raise ValueError("columns, map and model do not fit together")
+    given = (("kept", kept, np.bool_), ("weights", weights, np.float64))
+    _check(columns, columns.n_features, *given)
     total = np.zeros(len(model), dtype=np.int64)
     for rows, piece in columns.pieces():
         own = kept if kept is None else kept[rows]

@@ -86,7 +86,7 @@ typedef struct {
     double *origin; /* groups x padded */
     double *peak;   /* groups x padded: largest magnitude */
     int64_t *count;
-    uint64_t *check; /* sums of the bits of rows, to tell whether the same rows come again */
+    uint64_t *check; /* sums of marks of rows, to tell whether the same rows come again; or NULL */
 } products;
 
 /* Triangles of every group: rows are [1, features, target]. Columns are kept in units of a power of
@@ -106,6 +106,17 @@ typedef struct {
     double target_location, target_scale, reach, steps, unit, radius, shrink, residual_steps;
     const double *location, *scale, *whitening; /* whitening: width x width, or NULL */
 } row_map;
+
+/* A mark of a row: other rows have another one, but for one in 2**64 and those made for it. */
+static inline uint64_t mark_of(const double *row, int64_t width) {
+    uint64_t mark = 0, factor = 0x9e3779b97f4a7c15u;
+    for (int64_t j = 0; j < width; j++, factor += 0x3c6ef372fe94f82au) { /* stays odd */
+        uint64_t bits;
+        memcpy(&bits, row + j, 8);
+        mark += (bits ^ bits >> 29) * factor;
+    }
+    return (mark ^ mark >> 32) * 0xd6e8feb86659fd93u;
+}
 
 static inline int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
@@ -217,9 +228,37 @@ void tukeyreg_finite(const table *rows, int64_t start, int64_t stop, uint8_t *ou
 /* Products to triangles ---------------------------------------------------------------------- */
 
 /* Below this share of what it was, a pivot or a centred square has lost digits that QR keeps. */
-static const double SOUND_PIVOT = 1e-6, SOUND_CENTRE = 1e-4;
+static const double SOUND_PIVOT = 1e-6, SOUND_CENTRE = 1e-4, LARGEST_INFLATION = 1e6;
 /* Largest magnitude, and smallest that is not zero, whose products are ordinary doubles. */
 static const double LARGE = 1e140, SMALL = 1e-140;
+
+/* Whether no feature is explained by the others so far that products lose its digits: the largest
+ * variance inflation, which is the square of a row of the inverse times that of a column. */
+static int inflation_is_small(int64_t p, const double *triangle, int64_t stride, double *inverse) {
+    for (int64_t j = 0; j < p; j++) {
+        double pivot = triangle[j * stride + j], column = 0.0;
+        if (pivot == 0.0) continue;
+        for (int64_t i = 0; i <= j; i++) column += triangle[i * stride + j] * triangle[i * stride + j];
+        inverse[j * p + j] = sqrt(column); /* the length for now */
+    }
+    for (int64_t i = 0; i < p; i++) {
+        double pivot = triangle[i * stride + i];
+        if (pivot == 0.0) continue;
+        double length = inverse[i * p + i], square = 1.0 / (pivot * pivot);
+        double *row = inverse + i * p; /* row i of the inverse, from the diagonal on */
+        row[i] = 1.0 / pivot;
+        for (int64_t k = i + 1; k < p; k++) {
+            double below = triangle[k * stride + k], sum = 0.0;
+            if (below == 0.0) continue;
+            for (int64_t l = i; l < k; l++)
+                if (triangle[l * stride + l] != 0.0) sum += row[l] * triangle[l * stride + k];
+            row[k] = -sum / below;
+            square += row[k] * row[k];
+        }
+        if (!(square * length * length < LARGEST_INFLATION)) return 0;
+    }
+    return 1;
+}
 
 static int factor_one(int64_t p, const double *gram, const double *origin, const double *peak,
                       int64_t count, int intercept, const uint8_t *aliased, double *centred,
@@ -265,7 +304,7 @@ static int factor_one(int64_t p, const double *gram, const double *origin, const
         }
         for (int64_t k = j + 1; k < w; k++) row[k] /= pivot;
     }
-    return 1;
+    return inflation_is_small(p, out + intercept * d + intercept, d, centred);
 }
 
 /* Triangles of [1, features, target] of every group, row by row of out (d + 1 rows of d + 1), and

@@ -114,7 +114,6 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
             double *gram = sums->gram + (g + first) * wp * wp;
             double *origin = sums->origin + (g + first) * wp, *peak = sums->peak + (g + first) * wp;
             int64_t filled = 0;
-            whole check = {0};
             for (int64_t at = from; at < ends[g]; at++) {
                 double *row = tile + filled * wp;
                 if (side_by_side && at + AHEAD < ends[n_groups]) {
@@ -134,13 +133,10 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
                     for (int64_t j = w; j < wp; j++) row[j] = 0.0;
                 }
                 vector bad = {0}; /* NaN where a number is not finite */
-                whole bits = {0};
-                for (int64_t j = 0; j < wp; j += LANES) {
+                for (int64_t j = 0; j < wp; j += LANES)
                     bad += *(vector *)(row + j) - *(vector *)(row + j);
-                    bits += *(whole *)(row + j);
-                }
                 if (!FOR(all_zero)(bad)) continue;
-                check += bits;
+                if (sums->check) sums->check[g + first] += mark_of(row, w);
                 row[w] = 1.0;
                 if (shifted && sums->count[g + first] == 0 && filled == 0)
                     memcpy(origin, row, 8 * w);
@@ -159,8 +155,6 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
             }
             if (filled) FOR(add_products)(tile, filled, wp, gram);
             sums->count[g + first] += filled;
-            for (int lane = 0; lane < LANES; lane++)
-                sums->check[g + first] += (uint64_t)check[lane];
         }
     }
     free(turned);
@@ -223,11 +217,7 @@ static FOR_TARGET int FOR(absorb)(const table *t, int64_t n, const int32_t *grou
         read_row(t, layout, i, row + intercept);
         if (!all_finite(row, w)) continue;
         for (int64_t j = w; j < wp; j++) row[j] = 0.0;
-        for (int64_t j = intercept; j < w; j++) {
-            uint64_t bits;
-            memcpy(&bits, row + j, 8);
-            state->check[g] += bits;
-        }
+        if (state->check) state->check[g] += mark_of(row + intercept, w - intercept);
         if (++state->n_waiting[g] == state->block) FOR(flush)(w, state, g);
     }
     return 0;
