@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cached_property
@@ -161,6 +161,8 @@ class TrainingRows:
     all_units : Units or None
         The privacy unit of each input row, -1 for a row that has none; None where each row is
         its own unit.
+    threads : int
+        How many may look at the rows at a time.
     """
 
     columns: Columns
@@ -168,6 +170,7 @@ class TrainingRows:
     whole: Array | None
     undeclared: npt.NDArray[np.bool_] | None
     all_units: Units | None
+    threads: int = 8
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -175,7 +178,7 @@ class TrainingRows:
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:
         """Which input rows can be used. It takes a pass over all of them."""
-        kept = finite(self.columns)
+        kept = finite(self.columns, threads=self.threads)
         if self.undeclared is not None:
             kept &= ~self.undeclared
         if self.all_units is not None:
@@ -301,13 +304,15 @@ def declare(
     return _declare_all(table, target, unit, categories)
 
 
-def read_batch(X: Any, y: str, schema: Schema, privacy_unit: str | None = None) -> TrainingRows:
+def read_batch(
+    X: Any, y: str, schema: Schema, privacy_unit: str | None = None, *, threads: int = 1
+) -> TrainingRows:
     """Read some rows of a table that was declared before, none of them being fine.
 
     `X` has the types that :func:`declare` has seen.
     """
     table, target, unit = _read_parts(X, y, schema.declared, privacy_unit)
-    return _rows_of(table, target, unit, schema)
+    return replace(_rows_of(table, target, unit, schema), threads=threads)
 
 
 def _read_parts(

@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 __all__ = ["FileEngine", "FileSource"]
 
 #: Bytes of a batch, of which a few are in memory at a time; but so many rows at least.
-_BATCH_BYTES, _LEAST_ROWS = 1 << 23, 1 << 13
+_BATCH_BYTES, _LEAST_ROWS = 1 << 24, 1 << 13
 #: Batches that may wait for work to be done on them.
 _WAITING = 4
-#: What DuckDB may hold while it reads, which it never comes near (close to it it becomes slow); and
-#: while it counts the rows of every unit, before it goes on on the disk.
-_MEMORY, _MEMORY_OF_UNITS = "1500MiB", "400MiB"
+#: What DuckDB may hold before it goes on on the disk.
+_MEMORY = "600MiB"
 #: Rows that are kept while units are counted, from which a pilot can be taken.
 _CANDIDATES = 1 << 19
 #: Sums of 64 bits hold so many rows.
@@ -261,7 +260,9 @@ def _connect(database: str, scratch: str) -> duckdb.DuckDBPyConnection:
             "or not a DuckDB database."
         ) from None
     connection.execute("SET preserve_insertion_order = true")
+    # Both keep whole row groups in memory, and are slower on local disks.
     connection.execute("SET enable_external_file_cache = false")
+    connection.execute("SET disable_parquet_prefetching = true")
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_progress_bar = false")
     return connection
@@ -494,13 +495,16 @@ class FileEngine:
             if sizes:
                 self._sizes_of_units = table.column(_SIZE).to_numpy()
                 table = table.select(names)
-            visitor(first, intake.read_batch(table, self._target, self.schema, self._unit))
+            rows = intake.read_batch(
+                table, self._target, self.schema, self._unit, threads=_threads()
+            )
+            visitor(first, rows)
             first += table.num_rows
             shown(first)
 
         with self._progress.of(what) as shown:
-            rows = max(_LEAST_ROWS, _BATCH_BYTES // (8 * (len(names) + 1)))
-            self._source.visit(f"SELECT {selected} FROM {sql}", rows, work)
+            n_rows = max(_LEAST_ROWS, _BATCH_BYTES // (8 * (len(names) + 1)))
+            self._source.visit(f"SELECT {selected} FROM {sql}", n_rows, work)
 
     def _groups(self, n_groups: int, first: int, rows: TrainingRows) -> NDArray[np.int32]:
         if rows.all_units is None:
@@ -533,7 +537,6 @@ class FileEngine:
             return
         assert self._unit is not None
         key = self._columns[self._unit]
-        self._source.run(f"SET memory_limit = '{_MEMORY_OF_UNITS}'")
         self._source.run(
             f"CREATE TEMP TABLE tukeyreg_sizes AS "
             f"SELECT {key} AS {quoted(_KEY)}, count(*) AS {quoted(_SIZE)} "

@@ -561,15 +561,15 @@ def _gradient(
 # Rows one by one
 
 
-def finite(columns: Columns) -> NDArray[np.bool_]:
+def finite(columns: Columns, *, threads: int = _MOST_THREADS) -> NDArray[np.bool_]:
     """For every row whether all its numbers are finite."""
     out = np.empty(len(columns), dtype=np.uint8)
     for rows, piece in columns.pieces():
-        _finite(piece, out[rows])
+        _finite(piece, out[rows], threads)
     return out.view(np.bool_)
 
 
-def _finite(columns: Columns, out: NDArray[np.uint8]) -> None:
+def _finite(columns: Columns, out: NDArray[np.uint8], threads: int) -> None:
     n = len(columns)
 
     def work(k: int, threads: int) -> None:
@@ -579,7 +579,7 @@ def _finite(columns: Columns, out: NDArray[np.uint8]) -> None:
             columns._c(), ctypes.c_int64(start), ctypes.c_int64(stop), _address(part)
         )
 
-    in_threads(n, work)
+    in_threads(n, work, threads)
 
 
 def draws(key: bytes, nonce: int, first: int, count: int, bound: int) -> NDArray[np.int32]:
