@@ -319,8 +319,8 @@ def test_sums_that_are_cut_by_batches_are_convicted(tmp_path, monkeypatch):
     frame = frame[np.isfinite(frame.charges)]
     plain = files.intake.read_batch
 
-    def centred(*arguments):
-        rows = plain(*arguments)
+    def centred(*arguments, **options):
+        rows = plain(*arguments, **options)
         target = rows.columns.target
         return replace(rows, columns=Columns(rows.columns.features, target - target.mean()))
 

@@ -271,7 +271,7 @@ class Products:
     gram : array (groups, w, w)
         On and above the diagonal; w is the padded width.
     origin, peak : array (groups, w)
-        The first row where rows are shifted, and the largest magnitudes after the shift.
+        The first row where rows are shifted, then -1; and the largest magnitudes after the shift.
     count : array (groups,)
     check : array (groups,) or None
         A checksum of the rows, whatever their order; for who reads rows twice.
@@ -282,6 +282,7 @@ class Products:
         width = padded(n_features + 2)
         self.gram: Floats = np.zeros((n_groups, width, width))
         self.origin: Floats = np.zeros((n_groups, width))
+        self.origin[:, n_features + 1] = -1.0
         self.peak: Floats = np.zeros((n_groups, width))
         self.count: Integers = np.zeros(n_groups, dtype=np.int64)
         self.check = np.zeros(n_groups, dtype=np.uint64) if checked else None

@@ -83,7 +83,7 @@ static inline int all_finite(const double *row, int64_t width) {
  * With an intercept they are taken from the group's own first row, its origin. */
 typedef struct {
     double *gram;   /* groups x padded x padded; on and above the diagonal */
-    double *origin; /* groups x padded */
+    double *origin; /* groups x padded; -1 behind the target */
     double *peak;   /* groups x padded: largest magnitude */
     int64_t *count;
     uint64_t *check; /* sums of marks of rows, to tell whether the same rows come again; or NULL */

@@ -94,13 +94,25 @@ static FOR_TARGET void FOR(turn)(const table *t, int64_t start, int64_t n, int64
     }
 }
 
+/* Doubles side by side, then the target, then zeros: whole vectors only, which are read again soon. */
+INLINE void FOR(take)(const double *from, int64_t p, double y, int64_t wp, double *out) {
+    int64_t j = 0;
+    for (; j + LANES <= p; j += LANES) *(vector *)(out + j) = *(const vector *)(from + j);
+    vector rest = {y};
+    if (p - j == 1) rest = (vector){from[j], y};
+    if (p - j == 2) rest = (vector){from[j], from[j + 1], y};
+    if (p - j == 3) rest = (vector){from[j], from[j + 1], from[j + 2], y};
+    *(vector *)(out + j) = rest;
+    for (j += LANES; j < wp; j += LANES) *(vector *)(out + j) = (vector){0};
+}
+
 static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups, int32_t first,
                                int32_t last, int shifted, products *sums) {
     int64_t w = t->n_columns, wp = padded(w + 1), n_groups = last - first;
     int side_by_side = layout_of(t) == 2;
     int64_t step = side_by_side ? 16 * n_groups : 8 * n_groups, least = 1 << (side_by_side ? 14 : 12);
     step = step < least ? least : step > 1 << 20 ? 1 << 20 : step;
-    double *turned = side_by_side ? NULL : malloc(8 * (size_t)(step * wp));
+    double *turned = side_by_side ? NULL : calloc((size_t)(step * wp), 8);
     int32_t *order = malloc(4 * step);
     int64_t *ends = malloc(8 * (n_groups + 1));
     double *space = calloc(wp * TILE + 8, 8);
@@ -124,20 +136,22 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
                     __builtin_prefetch(t->data[w - 1] + soon * t->stride[w - 1]);
                 }
                 if (side_by_side) {
-                    read_row(t, 2, start + order[at], row);
-                    row[w] = 0.0; /* what is beyond it stays zero */
+                    const double *from =
+                        (const double *)(t->data[0] + (start + order[at]) * t->stride[0]);
+                    double y = *(const double *)(t->data[w - 1] +
+                                                 (start + order[at]) * t->stride[w - 1]);
+                    FOR(take)(from, w - 1, y, wp, row);
                 } else {
                     const double *from = turned + order[at] * wp;
                     for (int64_t j = 0; j < wp; j += LANES)
                         *(vector *)(row + j) = *(const vector *)(from + j);
-                    for (int64_t j = w; j < wp; j++) row[j] = 0.0;
                 }
                 vector bad = {0}; /* NaN where a number is not finite */
                 for (int64_t j = 0; j < wp; j += LANES)
                     bad += *(vector *)(row + j) - *(vector *)(row + j);
                 if (!FOR(all_zero)(bad)) continue;
                 if (sums->check) sums->check[g + first] += mark_of(row, w);
-                row[w] = 1.0;
+                /* origin[w] is -1, which makes a column of ones of the zeros there */
                 if (shifted && sums->count[g + first] == 0 && filled == 0)
                     memcpy(origin, row, 8 * w);
                 for (int64_t j = 0; j < wp; j += LANES) {
