@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import duckdb
@@ -516,3 +517,47 @@ def test_a_terminal_is_noticed(monkeypatch):
         with Progress(None).of("reading") as report:
             report(10**6)
         assert ("reading" in stream.getvalue()) == expected
+
+
+# ---------------------------------------------------------------- memory
+
+
+def held(kind, dtype, n=150_000, p=20):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, p)).astype(dtype)
+    y = (X @ rng.normal(size=p) + rng.normal(size=n)).astype(dtype)
+    if kind == "numpy":
+        return X, y
+    columns = {f"x{j}": X[:, j].copy() for j in range(p)}
+    if kind == "pandas":
+        return pd.DataFrame(columns), y
+    if kind == "polars":
+        return pl.DataFrame(columns), y
+    table = pa.table(columns | {"y": y})
+    pieces = (
+        [table.slice(at, 40_000) for at in range(0, n, 40_000)] if kind == "pieces" else [table]
+    )
+    return pa.concat_tables(pieces), "y"
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "polars", "arrow", "pieces"])
+def test_groups_need_no_copy_of_the_rows(kind, dtype):
+    X, y = held(kind, dtype)
+    model = TukeyRegressor(epsilon=3.0, delta=1e-5, method="sequential", n_models=300)
+    model.fit(X, y)  # plans are remembered
+    size = 150_000 * 20 * np.dtype(dtype).itemsize
+    tracemalloc.start()
+    model.fit(X, y)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * size
+
+
+def test_a_copy_of_the_rows_would_be_noticed():
+    X, y = held("numpy", np.float64)
+    tracemalloc.start()
+    read_training(X, y).columns.matrix()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak > 0.9 * X.nbytes

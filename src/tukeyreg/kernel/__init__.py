@@ -358,18 +358,24 @@ def factor(
     n_groups, width = len(sums.count), sums.n_features + 1 + int(intercept)
     out = np.zeros((n_groups, width, width))
     sound = np.zeros(n_groups, dtype=np.uint8)
-    _done(
-        _library.tukeyreg_factor(
-            ctypes.c_int64(n_groups),
-            ctypes.c_int64(sums.n_features),
-            int(intercept),
-            sums._c(),
-            _address(aliased),
-            _address(out),
-            _address(sound),
+
+    def work(k: int, threads: int) -> int:
+        return int(
+            _library.tukeyreg_factor(
+                ctypes.c_int64(k * n_groups // threads),
+                ctypes.c_int64((k + 1) * n_groups // threads),
+                ctypes.c_int64(sums.n_features),
+                int(intercept),
+                sums._c(),
+                _address(aliased),
+                _address(out),
+                _address(sound),
+            )
         )
-    )
-    return out, sound.astype(bool)
+
+    for status in in_threads(n_groups * width, work):
+        _done(status)
+    return out, sound.view(np.bool_)
 
 
 class _Triangles(ctypes.Structure):

@@ -310,12 +310,12 @@ static int factor_one(int64_t p, const double *gram, const double *origin, const
 /* Triangles of [1, features, target] of every group, row by row of out (d + 1 rows of d + 1), and
  * whether products were good enough for it. Of a group that needs QR nothing is written that counts.
  * aliased: for every group and feature whether it is known to be collinear with others, or NULL. */
-int tukeyreg_factor(int64_t n_groups, int64_t p, int intercept, const products *sums,
+int tukeyreg_factor(int64_t first, int64_t last, int64_t p, int intercept, const products *sums,
                     const uint8_t *aliased, double *out, uint8_t *sound) {
     int64_t w = p + 1, wp = padded(w + 1), d = w + intercept;
     double *centred = malloc(8 * w * w);
     if (!centred) return -1;
-    for (int64_t g = 0; g < n_groups; g++)
+    for (int64_t g = first; g < last; g++)
         sound[g] = (uint8_t)factor_one(p, sums->gram + g * wp * wp, sums->origin + g * wp,
                                        sums->peak + g * wp, sums->count[g], intercept,
                                        aliased ? aliased + g * p : NULL, centred, out + g * d * d);

@@ -46,26 +46,15 @@ class GroupSummaries:
     def of_triangles(cls, triangles: Floats) -> GroupSummaries:
         """From the triangular factors (m, d + 1, d + 1) of [design, label]."""
         d = triangles.shape[1] - 1
-        settled = triangles.copy()
-        for j in range(d):
-            column = np.abs(settled[:, : j + 1, j])
-            with np.errstate(over="ignore", invalid="ignore"):
-                largest = np.max(column, axis=1)
-                scaled = column / np.where(largest > 0, largest, 1.0)[:, None]
-                length = largest * np.sqrt(np.sum(scaled**2, axis=1))
-            # `not above` also catches what is not a number
-            zero = ~(column[:, j] > PIVOT_TOLERANCE * length)
-            settled[zero, j, j] = 0.0
-            at = np.flatnonzero(zero & settled[:, j, j:].any(axis=1))
-            if len(at):
-                # Rounding errors decided the direction of this row. What it says on later columns
-                # is not lost: they are factored once more, with it and group by group.
-                rows = settled[at, j:, j + 1 :]
-                settled[at, j] = 0.0
-                settled[at, j + 1 :, j + 1 :] = _factored(rows)
-        return cls(
-            np.ascontiguousarray(settled[:, :d, :d]), np.ascontiguousarray(settled[:, :d, d])
-        )
+        factors = np.ascontiguousarray(triangles[:, :d, :d])
+        targets = np.ascontiguousarray(triangles[:, :d, d])
+        zero = _zero_pivots(factors)
+        np.einsum("mjj->mj", factors)[zero] = 0.0
+        rows = np.flatnonzero((zero & (factors.any(axis=2) | (targets != 0))).any(axis=1))
+        if len(rows):
+            settled = _settled(triangles[rows])
+            factors[rows], targets[rows] = settled[:, :d, :d], settled[:, :d, d]
+        return cls(factors, targets)
 
     def models(self) -> Floats:
         """OLS coefficients (m, d) by back-substitution; 0 where a pivot is zero."""
@@ -219,6 +208,32 @@ def triangles_of(state: Triangles) -> Floats:
     upper = np.triu(state.triangle[:, :w, :w])
     with np.errstate(over="ignore"):
         return np.asarray(np.ldexp(upper, state.exponent[:, None, :w]))
+
+
+def _zero_pivots(factors: Floats) -> NDArray[np.bool_]:
+    """Which pivots are zero up to the tolerance, or no numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.max(np.abs(factors), axis=1)
+        scaled = factors / np.where(largest > 0, largest, 1.0)[:, None]
+        lengths = largest * np.sqrt(np.einsum("mij,mij->mj", scaled, scaled))
+    return np.asarray(~(np.abs(np.einsum("mjj->mj", factors)) > PIVOT_TOLERANCE * lengths))
+
+
+def _settled(triangles: Floats) -> Floats:
+    """Triangles with zero rows where pivots are zero.
+
+    Rounding errors decide the direction of a row whose pivot is zero. What it says on later columns
+    is not lost: they are factored once more, with it and group by group.
+    """
+    for j in range(triangles.shape[1] - 1):
+        zero = _zero_pivots(triangles[:, : j + 1, : j + 1])[:, j]
+        triangles[zero, j, j] = 0.0
+        at = np.flatnonzero(zero & triangles[:, j, j:].any(axis=1))
+        if len(at):
+            rows = triangles[at, j:, j + 1 :]
+            triangles[at, j] = 0.0
+            triangles[at, j + 1 :, j + 1 :] = _factored(rows)
+    return triangles
 
 
 def _factored(rows: Floats) -> Floats:
