@@ -134,6 +134,24 @@ def test_identifiers_that_are_missing_or_zero_of_either_sign(tmp_path):
         same_release(found, expected)
 
 
+@pytest.mark.parametrize("method", ["moments", "sequential"])
+@pytest.mark.parametrize("neighboring", ["add-remove", "replace-one"])
+def test_rows_of_nobody_are_no_rows(tmp_path, method, neighboring):
+    frame = people().astype({"person": float})
+    frame["person"] = np.nan
+    options = {"method": method, "neighboring": neighboring}
+    with pytest.raises(NotEnoughData):
+        regressor(**options).fit(frame, "charges", "person")
+    if options != {"method": "sequential", "neighboring": "replace-one"}:
+        with pytest.raises(NotEnoughData):
+            regressor(**options).fit_files(
+                stored(frame, tmp_path), "charges", privacy_unit="person"
+            )
+    if options == {"method": "sequential", "neighboring": "add-remove"}:
+        model = regressor(**options, n_models=400).fit(frame, "charges", "person")
+        assert not model.coef_.any()
+
+
 def test_dates_and_decimals(tmp_path):
     n = 6000
     rng = np.random.default_rng(1)
@@ -251,13 +269,13 @@ def test_rows_that_come_in_another_order_the_second_time_release_nothing(tmp_pat
         plain(self, what, visitor, **options)
 
     monkeypatch.setattr(FileEngine, "_visit", visit)
-    given = files.FileEngine._groups
+    given = files.groups_of
 
-    def shuffled(self, n_groups, first, rows):
-        groups = given(self, n_groups, first, rows)
+    def shuffled(*arguments):
+        groups = given(*arguments)
         return groups[::-1].copy() if looks[-1] == "looking again" else groups
 
-    monkeypatch.setattr(FileEngine, "_groups", shuffled)
+    monkeypatch.setattr(files, "groups_of", shuffled)
     options = {"method": "sequential", "n_models": 300, "categories": None, "epsilon": 3.0}
     with pytest.raises(InvalidInput, match="another order"):
         regressor(**options).fit_files(pattern, "y")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tukeyreg.intake import Schema
+import numpy as np
+from numpy.typing import NDArray
+
+from tukeyreg.grouping import keyed_groups
+from tukeyreg.intake import Schema, TrainingRows
 from tukeyreg.mechanisms.moments import Rows
 from tukeyreg.mechanisms.randomness import Draws, Randomness
 from tukeyreg.summaries.groups import GroupSummaries
 
-__all__ = ["Engine", "UnitDraws"]
+__all__ = ["Engine", "UnitDraws", "groups_of"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +33,22 @@ class UnitDraws:
     def of(cls, randomness: Randomness) -> UnitDraws:
         """Fresh ones."""
         return cls(randomness.draws(), randomness.draws(), randomness.draws())
+
+
+def groups_of(rows: TrainingRows, n_groups: int, draws: Draws, first: int = 0) -> NDArray[np.int32]:
+    """The group of every row: by its unit, or by its place; -1 for rows that are excluded.
+
+    ``first`` is the place of the first row. A row that is not finite keeps its group: who adds it
+    up leaves it out.
+    """
+    if rows.all_units is None:
+        groups = draws.of_rows(n_groups, first, len(rows))
+    else:
+        of_units = keyed_groups(rows.all_units, n_groups, draws)
+        groups = np.append(of_units, np.int32(-1))[rows.all_units.codes]
+    if rows.excluded is not None:
+        groups[rows.excluded] = -1
+    return groups
 
 
 class Engine(Rows, Protocol):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tukeyreg import intake
-from tukeyreg.engines.contract import UnitDraws
+from tukeyreg.engines.contract import UnitDraws, groups_of
 from tukeyreg.engines.progress import Progress
 from tukeyreg.errors import InvalidInput, MissingExtra
 from tukeyreg.grouping import keyed_groups
@@ -434,10 +434,10 @@ class FileEngine:
         )
 
         def add(first: int, rows: TrainingRows) -> None:
-            sums.add(rows.columns, self._groups(n_groups, first, rows))
+            sums.add(rows.columns, groups_of(rows, n_groups, self._draws.groups, first))
 
         def add_again(first: int, rows: TrainingRows) -> None:
-            sums.add_again(rows.columns, self._groups(n_groups, first, rows))
+            sums.add_again(rows.columns, groups_of(rows, n_groups, self._draws.groups, first))
 
         self._visit("adding up groups", add)
         if sums.weak().any():
@@ -505,16 +505,6 @@ class FileEngine:
         with self._progress.of(what) as shown:
             n_rows = max(_LEAST_ROWS, _BATCH_BYTES // (8 * (len(names) + 1)))
             self._source.visit(f"SELECT {selected} FROM {sql}", n_rows, work)
-
-    def _groups(self, n_groups: int, first: int, rows: TrainingRows) -> NDArray[np.int32]:
-        if rows.all_units is None:
-            groups = self._draws.groups.of_rows(n_groups, first, len(rows))
-        else:
-            groups = keyed_groups(rows.all_units, n_groups, self._draws.groups)
-            groups = groups[rows.all_units.codes]
-        if rows.excluded is not None:
-            groups[rows.excluded] = -1
-        return groups
 
     def _count_rows(self) -> int:
         candidates = _Candidates(self._draws, 1, most=_CANDIDATES if self._for_moments else 0)

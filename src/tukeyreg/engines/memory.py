@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tukeyreg.engines.contract import UnitDraws
+from tukeyreg.engines.contract import UnitDraws, groups_of
 from tukeyreg.grouping import even_partition, keyed_groups
 from tukeyreg.intake import Schema, TrainingRows
 from tukeyreg.mechanisms.randomness import Draws, Floats, Integers, Randomness
@@ -57,15 +57,12 @@ class MemoryEngine:
     def groups(self, n_groups: int, neighboring: str) -> NDArray[np.int32]:
         """The group of every input row; -1 for rows that are excluded."""
         rows = self._rows
-        if neighboring == "replace-one":
-            # All input units take part, so that a unit whose rows become invalid moves no other.
-            partition = even_partition(rows.n_units, n_groups, self._randomness)
-            groups = partition if rows.all_units is None else partition[rows.all_units.codes]
-        elif rows.all_units is None:
-            groups = self._draws.groups.of_rows(n_groups, 0, len(rows))
-        else:
-            groups = keyed_groups(rows.all_units, n_groups, self._draws.groups)
-            groups = groups[rows.all_units.codes]
+        if neighboring == "add-remove":
+            return groups_of(rows, n_groups, self._draws.groups)
+        # All input units take part, so that a unit whose rows become invalid moves no other.
+        groups = even_partition(rows.n_units, n_groups, self._randomness)
+        if rows.all_units is not None:
+            groups = np.append(groups, np.int32(-1))[rows.all_units.codes]
         if rows.excluded is not None:
             groups[rows.excluded] = -1
         return groups

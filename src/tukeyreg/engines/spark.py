@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tukeyreg import intake, kernel
-from tukeyreg.engines.contract import UnitDraws
+from tukeyreg.engines.contract import UnitDraws, groups_of
 from tukeyreg.errors import InvalidInput, MissingExtra
 from tukeyreg.grouping import keyed_groups
 from tukeyreg.intake import Schema, TrainingRows
@@ -484,33 +484,13 @@ def _summarise(
     """Triangles of the rows of a partition."""
     state = Triangles(shape.n_groups, shape.width - 1 - int(intercept), intercept=intercept)
     for first, rows in reader.rows(batches):
-        kernel.absorb(rows.columns, _groups(rows, draws, shape.n_groups, part, first), state)
+        groups = groups_of(rows, shape.n_groups, replace(draws, part=part), first)
+        kernel.absorb(rows.columns, groups, state)
     kernel.flush(state)
     packed = [(groups.start, shape.packed(state, groups)) for groups in shape.ranges]
     mark = b"" if reader.unit else _mark(draws, *(data for _, data in packed))
     for start, data in packed:
         yield _Answer(part, start, mark, data)
-
-
-def _groups(
-    rows: TrainingRows, draws: Draws, n_groups: int, part: int, first: int
-) -> NDArray[np.int32]:
-    """The group of every row: by its unit, or by its place in the partition."""
-    groups = _draw(rows.all_units, draws, n_groups, part, first, len(rows))
-    if rows.all_units is not None:
-        groups = np.append(groups, np.int32(-1))[rows.all_units.codes]
-    if rows.excluded is not None:
-        groups[rows.excluded] = -1
-    return groups
-
-
-def _draw(
-    units: Units | None, draws: Draws, bound: int, part: int, first: int, n_rows: int
-) -> NDArray[np.int32]:
-    """For every unit of a batch, or for every row if rows are units."""
-    if units is not None:
-        return keyed_groups(units, bound, draws)
-    return replace(draws, part=part).of_rows(bound, first, n_rows)
 
 
 def _mark(draws: Draws, *data: bytes) -> bytes:
@@ -634,7 +614,7 @@ def _pilot_of_rows(
 
 
 def _one_in(share: int, draws: Draws, part: int, first: int, n_rows: int) -> NDArray[np.bool_]:
-    return np.asarray(_draw(None, draws, share, part, first, n_rows) == 0)
+    return np.asarray(replace(draws, part=part).of_rows(share, first, n_rows) == 0)
 
 
 def _pilot_of_units(
