@@ -50,8 +50,9 @@ _BATCH_BYTES, _LEAST_ROWS = 1 << 24, 1 << 13
 _WAITING = 4
 #: What DuckDB may hold before it goes on on the disk.
 _MEMORY = "600MiB"
-#: Rows that are kept while units are counted, from which a pilot can be taken.
-_CANDIDATES = 1 << 19
+#: Rows that are kept while units are counted, from which a pilot can be taken: a few more than a
+#: pilot has at most, if it is as small as can be.
+_CANDIDATES = 300_000
 #: Sums of 64 bits hold so many rows.
 _MOST_ROWS = 1 << 33
 #: Columns of the table of units: the unit, and how many rows it has.
@@ -447,7 +448,7 @@ class FileEngine:
     def pilot(self, share: int, voters: int, coins: object = None) -> PilotRows:
         """A random part of the units; by draws of the engine's own, so ``coins`` are not used."""
         if self._unit is None:
-            kept = self._candidates
+            kept, self._candidates = self._candidates, None
             if kept is None or not kept.hold(share):
                 kept = _Candidates(self._draws, share)
                 self._visit("taking a pilot", kept.add)
@@ -626,8 +627,9 @@ class _Candidates:
             self._count = sum(len(part[1]) for part in self._parts)
 
     def pilot(self, share: int, voters: int) -> PilotRows:
-        """The rows whose draw is zero, and of these the voters."""
+        """The rows whose draw is zero, and of these the voters; the others are let go."""
         parts = [_where(part, -(-(1 << 32) // share)) for part in self._parts]
+        self._parts = []  # a second copy of the rows would be one too many
         design, target, _, votes = (np.concatenate([part[at] for part in parts]) for at in range(4))
         part = UnitRows(design, target, None, len(target))
         chosen = votes.astype(np.uint64) * np.uint64(voters) >> np.uint64(32) == 0
