@@ -107,6 +107,23 @@ typedef struct {
     const double *location, *scale, *whitening; /* whitening: width x width, or NULL */
 } row_map;
 
+/* What brings a column of waiting rows into units of its power of two, which never falls: exact. */
+static double rescaled(double *top, double *rows, int64_t wp, int64_t n, int64_t j, double largest,
+                       int32_t *exponent) {
+    int of_rows;
+    if (largest == 0.0) return 1.0;
+    frexp(largest, &of_rows);
+    if (of_rows > exponent[j]) {
+        for (int64_t i = 0; i <= j; i++)
+            if (top[i * wp + j] != 0.0)
+                top[i * wp + j] = ldexp(top[i * wp + j], exponent[j] - of_rows);
+        exponent[j] = of_rows;
+    }
+    if (exponent[j] > -1000) return ldexp(1.0, -exponent[j]);
+    for (int64_t r = 0; r < n; r++) rows[r * wp + j] = ldexp(rows[r * wp + j], -exponent[j]);
+    return 1.0;
+}
+
 /* A mark of a row: other rows have another one, but for one in 2**64 and those made for it. */
 static inline uint64_t mark_of(const double *row, int64_t width) {
     uint64_t mark = 0, factor = 0x9e3779b97f4a7c15u;

@@ -178,25 +178,39 @@ static FOR_TARGET int FOR(add)(const table *t, int64_t n, const int32_t *groups,
     return done;
 }
 
+/* Columns k .. k + WIDE * LANES - 1 of the triangle's row and of the rows below, reflected. */
+#define REFLECT(WIDE)                                                                              \
+    do {                                                                                           \
+        vector *above = (vector *)(top + j * wp + k), sum[WIDE];                                   \
+        for (int b = 0; b < WIDE; b++) sum[b] = above[b];                                          \
+        for (int64_t r = 0; r < n; r++)                                                            \
+            for (int b = 0; b < WIDE; b++)                                                         \
+                sum[b] += reflection[r] * *(const vector *)(rows + r * wp + k + b * LANES);        \
+        for (int b = 0; b < WIDE; b++) {                                                           \
+            sum[b] *= scale / norm;                                                                \
+            above[b] -= sum[b];                                                                    \
+        }                                                                                          \
+        for (int64_t r = 0; r < n; r++)                                                            \
+            for (int b = 0; b < WIDE; b++)                                                         \
+                *(vector *)(rows + r * wp + k + b * LANES) -= reflection[r] * sum[b];              \
+        k += WIDE * LANES;                                                                         \
+    } while (0)
+
 /* QR of a group's triangle on top of the rows that wait, by Householder reflections. */
 static FOR_TARGET void FOR(flush)(int64_t w, triangles *state, int64_t g) {
     int64_t wp = padded(w), n = state->n_waiting[g];
     double *top = state->triangle + g * wp * wp, *rows = state->waiting + g * state->block * wp;
     int32_t *exponent = state->exponent + g * wp;
     double reflection[TILE];
-    for (int64_t j = 0; j < w; j++) { /* exact: by powers of two */
-        double largest = 0.0;
-        int of_rows;
-        for (int64_t r = 0; r < n; r++) largest = fmax(largest, fabs(rows[r * wp + j]));
-        if (largest == 0.0) continue;
-        frexp(largest, &of_rows);
-        if (of_rows > exponent[j]) {
-            for (int64_t i = 0; i <= j; i++)
-                if (top[i * wp + j] != 0.0)
-                    top[i * wp + j] = ldexp(top[i * wp + j], exponent[j] - of_rows);
-            exponent[j] = of_rows;
+    for (int64_t k = 0; k < wp; k += LANES) {
+        vector largest = {0}, factor;
+        for (int64_t r = 0; r < n; r++) {
+            vector size = (vector)(*(whole *)(rows + r * wp + k) & INT64_MAX);
+            largest = FOR(chosen)(size > largest, size, largest);
         }
-        for (int64_t r = 0; r < n; r++) rows[r * wp + j] = ldexp(rows[r * wp + j], -exponent[j]);
+        for (int lane = 0; lane < LANES; lane++)
+            factor[lane] = rescaled(top, rows, wp, n, k + lane, largest[lane], exponent);
+        for (int64_t r = 0; r < n; r++) *(vector *)(rows + r * wp + k) *= factor;
     }
     for (int64_t j = 0; j < w; j++) {
         double square = 0.0, pivot = top[j * wp + j];
@@ -205,19 +219,16 @@ static FOR_TARGET void FOR(flush)(int64_t w, triangles *state, int64_t g) {
         double norm = copysign(sqrt(pivot * pivot + square), pivot), scale = pivot + norm;
         for (int64_t r = 0; r < n; r++) reflection[r] = rows[r * wp + j] / scale;
         /* What this does below the diagonal is never looked at. */
-        for (int64_t k = (j + 1) / LANES * LANES; k < wp; k += LANES) {
-            vector *above = (vector *)(top + j * wp + k), sum = *above;
-            for (int64_t r = 0; r < n; r++)
-                sum += reflection[r] * *(const vector *)(rows + r * wp + k);
-            sum *= scale / norm;
-            *above -= sum;
-            for (int64_t r = 0; r < n; r++)
-                *(vector *)(rows + r * wp + k) -= reflection[r] * sum;
-        }
+        int64_t k = (j + 1) / LANES * LANES;
+        while (k + 4 * LANES <= wp) REFLECT(4);
+        while (k + 2 * LANES <= wp) REFLECT(2);
+        while (k < wp) REFLECT(1);
         top[j * wp + j] = -norm;
     }
     state->n_waiting[g] = 0;
 }
+
+#undef REFLECT
 
 static FOR_TARGET int FOR(absorb)(const table *t, int64_t n, const int32_t *groups, int32_t first,
                                   int32_t last, int intercept, triangles *state) {
