@@ -149,6 +149,7 @@ def frame(folder):
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = import_module("pyspark.sql").SparkSession.builder.master("local[2]")
     options = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    options["spark.driver.memory"] = "4g"  # of 1g 50 columns leave too little
     return builder.config(map=options).getOrCreate().read.parquet(folder)
 
 

@@ -179,13 +179,16 @@ class SparkEngine:
 
     def pilot(self, share: int, voters: int, coins: object = None) -> SparkPilot:
         """A random part of the units; by draws of the engine's own, so ``coins`` are not used."""
+        from pyspark import StorageLevel
+
         arguments = (self._reader, self._draws, share, voters)
         if self._by_unit:
             rows = _mapped(self._frame, partial(_pilot_of_units, *arguments), _KEYED)
             frame = _asked(_gathered(rows, "key"), partial(_brought_together, self.n_features))
         else:
             frame = _gathered(_asked(self._frame, partial(_pilot_of_rows, *arguments)), "part")
-        self._stored.append(_guarded(frame.persist))
+        # On disks: a dozen small questions are no reason to take memory from executors.
+        self._stored.append(_guarded(lambda: frame.persist(StorageLevel.DISK_ONLY)))
         return SparkPilot(self._stored[-1], self.n_features, coded=self._by_unit)
 
     def gradient(
