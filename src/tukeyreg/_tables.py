@@ -84,11 +84,6 @@ class ArrayColumn:
         """The dtype, for messages; without the length of strings, which a list has from values."""
         return self.array.dtype.type.__name__
 
-    @property
-    def is_float32(self) -> bool:
-        """Whether single precision holds every value."""
-        return self.array.dtype.type is np.float32
-
     def __len__(self) -> int:
         return len(self.array)
 
@@ -169,11 +164,6 @@ class SeriesColumn:
         if self._numpy_dtype is not None:
             return self._numpy_dtype.name
         return type(self.series.dtype).__name__
-
-    @property
-    def is_float32(self) -> bool:
-        """Whether single precision holds every value."""
-        return self.kind == "number" and self.series.dtype == nw.Float32
 
     def __len__(self) -> int:
         return len(self.series)

@@ -112,10 +112,14 @@ class FileSource:
         self._scratch = tempfile.mkdtemp(prefix="tukeyreg-")  # for its owner only
         try:
             self._connection = _connect(database, self._scratch)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        try:
             with self._reading():
                 self.relation = self._relation(kind, table, query, delimiter)
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
@@ -185,17 +189,15 @@ class FileSource:
 
     def _relation(self, kind: str, table: str | None, query: str | None, delimiter: str) -> str:
         if table is not None:
-            relation = ".".join(map(quoted, table.split(".")))
-        elif query is not None:
+            return ".".join(map(quoted, table.split(".")))
+        if query is not None:
             # A query need not give its rows in the same order twice; a table does.
             inner = query.strip().rstrip(";")
             self._connection.execute(f"CREATE TEMP TABLE tukeyreg_rows AS {inner}")
             return "tukeyreg_rows"
-        elif kind == "read_csv":
-            relation = _csv(self._files, delimiter)
-        else:
-            relation = f"{kind}({_literals(self._files)})"
-        return relation
+        if kind == "read_csv":
+            return _csv(self._files, delimiter)
+        return f"{kind}({_literals(self._files)})"
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
